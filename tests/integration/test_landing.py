@@ -20,7 +20,7 @@ from stoker.corpus.records.demand import Demand, Unneeded, read_demand
 from stoker.corpus.records.listing import Listing, write_listing
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED
-from stoker.store.hashing import hash_file
+from stoker.store.direct import hash_file
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request, file_request, filed_requests, finish_request
 from stokerd.sharding.activities.prove import PROVE_SET

@@ -14,8 +14,8 @@ import pytest
 from stoker.checkpoints import proof as proof_module
 from stoker.checkpoints.format import read_sums
 from stoker.checkpoints.proof import prove_checkpoint
+from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import DataError, StorageError
-from stoker.store.hashing import FileHash, hash_file
 from support.checkpoint_data import TRAINER_FILES, seal
 
 ALL_FILES = (*TRAINER_FILES, "checkpoint.json", "SHA256SUMS")

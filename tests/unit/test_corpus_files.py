@@ -19,8 +19,8 @@ from stoker.corpus.records.listing import Listing, read_listing, write_listing
 from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.corpus.staging.preflight import preflight
-from stoker.store import durable_copy as transfer
-from stoker.store.durable_copy import DiskFullError
+from stoker.store import direct
+from stoker.store.direct import DiskFullError
 from stoker.store.errors import UnknownFormat
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record, write_record
@@ -213,14 +213,14 @@ class TestQuarantine:
     def test_a_folder_from_another_file_system_is_moved_whole(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = transfer.move_durably
+        real = direct.move_durably
 
         def across(source: Path, target: Path) -> None:
             if not source.name.startswith(".tmp-"):
                 _no_link()
             real(source, target)
 
-        monkeypatch.setattr(transfer, "move_durably", across)
+        monkeypatch.setattr(direct, "move_durably", across)
         thing = tmp_path / "set"
         thing.mkdir()
         (thing / "manifest.json").write_bytes(b"{}")
@@ -234,14 +234,14 @@ class TestQuarantine:
     def test_no_crash_loses_the_thing_or_its_reason(
         self, across: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = transfer.move_durably
+        real = direct.move_durably
 
         def move_durably(source: Path, target: Path) -> None:
             if across and not source.name.startswith(".tmp-"):
                 _no_link()
             real(source, target)
 
-        monkeypatch.setattr(transfer, "move_durably", move_durably)
+        monkeypatch.setattr(direct, "move_durably", move_durably)
         monkeypatch.setattr(quarantine_directory, "utc_now", lambda: "2026-11-20T12:00:00Z")
 
         def prepare(root: Path) -> None:

@@ -20,8 +20,7 @@ from stoker.corpus.staging import staging
 from stoker.corpus.staging.cleanup_worker import main as sweep_main
 from stoker.corpus.staging.stage_worker import main as stage_main
 from stoker.corpus.staging.staging import Wanted, bring
-from stoker.store.direct import DirectReader
-from stoker.store.durable_copy import DiskFullError
+from stoker.store.direct import DirectReader, DiskFullError
 from stoker.store.errors import StorageError, UnavailableError
 from support.builds import Recorder
 from support.parquet import flip_page, truncate, write_fineweb

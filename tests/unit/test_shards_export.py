@@ -20,7 +20,7 @@ from stoker.shards.exchange import export_arrow, export_sets
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.manifest import SUMS, DataFile, Manifest, sums_text
 from stoker.shards.format.reader import ShardSet
-from stoker.store.hashing import hash_file
+from stoker.store.direct import hash_file
 from support.books import books_of
 from support.builds import Recorder, build_task, small_source, small_tokenizer
 

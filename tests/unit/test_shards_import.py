@@ -19,8 +19,8 @@ from stoker.shards.exchange.import_source import ImportRefused, tokenizer_refusa
 from stoker.shards.format.manifest import Manifest, ManifestInvalid
 from stoker.shards.format.proof import inspect_set, prove_set
 from stoker.shards.format.reader import ShardSet
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError
-from stoker.store.hashing import hash_file
 from support.builds import set_bytes
 from support.imports import (
     EOT,

@@ -19,9 +19,9 @@ import stoker.shards.format.proof
 from stoker.cli.main import exit_code
 from stoker.shards.build.build_worker import main
 from stoker.shards.format.proof import inspect_set, prove_set
+from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.files import canonical_json
-from stoker.store.hashing import FileHash, hash_file
 from support.builds import Recorder, build_task, set_bytes, small_source, small_tokenizer
 
 

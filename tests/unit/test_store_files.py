@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stoker.store import errors
+from stoker.store.direct import HASH_BUFFER_BYTES, hash_file
 from stoker.store.errors import StorageError
 from stoker.store.files import (
     canonical_json,
@@ -27,7 +28,6 @@ from stoker.store.files import (
     unlink_durably,
     write_atomic,
 )
-from stoker.store.hashing import BUFFER_BYTES, hash_file
 from stoker.store.names import PathEscapes, inside, new_id, record_name
 
 
@@ -135,7 +135,7 @@ def test_making_a_directory_where_a_file_is_fails(tmp_path: Path) -> None:
         make_dir(tmp_path / "a")
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, BUFFER_BYTES, BUFFER_BYTES * 2 + 777])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, HASH_BUFFER_BYTES, HASH_BUFFER_BYTES * 2 + 777])
 def test_a_hash_is_right_at_every_size_past_the_cache_and_through_it(tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     (tmp_path / "a").write_bytes(content)
@@ -217,7 +217,7 @@ def test_every_error_has_the_exit_code_of_its_kind(kind: type[errors.StokerError
 
 def test_the_store_imports_nothing_beyond_the_standard_library() -> None:
     script = (
-        "import sys, stoker.store.files, stoker.store.hashing, stoker.store.log, stoker.store.requests\n"
+        "import sys, stoker.store.files, stoker.store.log, stoker.store.requests\n"
         "names = {name.split('.')[0] for name in sys.modules}\n"
         "known = set(sys.stdlib_module_names) | {'stoker', '__main__'}\n"
         "print(sorted(n for n in names - known if getattr(sys.modules.get(n), '__file__', None)))"

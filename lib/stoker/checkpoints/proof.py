@@ -19,8 +19,8 @@ from typing import Literal
 
 from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, mark_of, read_body, read_sums, step_of
 from stoker.checkpoints.retention import reading
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError
-from stoker.store.hashing import hash_file
 
 Verdict = Literal["proven", "invalid", "unreadable"]
 Progress = Callable[[int], None]

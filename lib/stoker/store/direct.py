@@ -1,4 +1,4 @@
-"""Reads and writes open files past the page cache, and through the cache where O_DIRECT is impossible.
+"""Reads, hashes, writes and copies files past the page cache, or through it where O_DIRECT is impossible.
 
 O_DIRECT needs aligned memory, offsets and lengths. Unaligned bytes (the end of a file) go through the cache,
 and are dropped from the cache once durable: staging a corpus must not evict the pages that training reads.
@@ -9,16 +9,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import io
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
+
+from stoker.store.errors import FULL, StorageError, storage_errors
+from stoker.store.files import move_durably, opened, unlink_durably
 
 ALIGNMENT = 4096
+CHUNK = 4 << 20  # at 4 MiB a direct read or write costs no more than its bytes, on disks and over a network
+PART = ".part-"  # prefix of the name of an unfinished copy
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _BUFFER_BYTES = 1 << 20
+HASH_BUFFER_BYTES = 2 << 20
+
+Progress = Callable[[int], None]
 
 
 @contextlib.contextmanager
@@ -145,6 +155,116 @@ class DirectWriter:
         os.fsync(self._descriptor)
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class Hasher(Protocol):
+    """The interface of hashlib's objects."""
+
+    def update(self, data: Any, /) -> object:
+        """Adds bytes to the hash."""
+
+
+@dataclass(frozen=True)
+class FileHash:
+    sha256: str  # in hex
+    size: int  # in bytes
+    cached: bool  # the page cache may have given the bytes: no evidence against the file
+
+
+def hash_file(
+    path: Path,
+    *,
+    past_cache: bool = True,
+    progress: Progress | None = None,
+    also: Hasher | None = None,
+) -> FileHash:
+    """Returns the hash of a file, read past the page cache where the file system allows it.
+
+    `progress` gets the number of bytes read so far, `also` the same bytes as the hash. FileNotFoundError
+    passes through; any other failure to read raises StorageError.
+    """
+    with storage_errors("read", path), opened(path, os.O_RDONLY) as descriptor:
+        return hash_opened(descriptor, past_cache=past_cache, progress=progress, also=also)
+
+
+def hash_opened(
+    descriptor: int,
+    *,
+    past_cache: bool = True,
+    progress: Progress | None = None,
+    also: Hasher | None = None,
+) -> FileHash:
+    """Returns the hash of an open file, from its first byte; raises OSError."""
+    digest = hashlib.sha256()
+    reader = DirectReader(descriptor, past_cache=past_cache)
+    with aligned_buffer(HASH_BUFFER_BYTES) as buffer:
+        for chunk in reader.chunks(buffer):
+            digest.update(chunk)
+            if also is not None:
+                also.update(chunk)
+            if progress is not None:
+                progress(reader.done)
+    return FileHash(digest.hexdigest(), reader.done, reader.cached)
+
+
+class DiskFullError(StorageError):
+    """The target disk has no room; the caller tries again when space is free."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; free some space: Stoker goes on by itself", errno.ENOSPC)
+
+
+def insist_on_room(folder: Path, size: int, floor: int) -> None:
+    """Raises DiskFullError where `size` more bytes would leave less than `floor` bytes free."""
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < size + floor:
+        raise DiskFullError(
+            f"{folder}: {free} bytes free, {size} needed and {floor} to stay free (stage.free_floor)"
+        )
+
+
+def copy(source: Path, target: Path, progress: Progress = lambda _: None) -> None:
+    """Copies a file's bytes and makes them durable (not the directory entry); removes a partial copy.
+
+    Raises DiskFullError when the disk is full, else OSError.
+    """
+    try:
+        with (
+            opened(source, os.O_RDONLY | os.O_NOFOLLOW) as reading,
+            opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writing,
+            aligned_buffer(CHUNK) as buffer,
+        ):
+            writer = DirectWriter(writing)
+            for chunk in DirectReader(reading).chunks(buffer):
+                writer.append(chunk)
+                progress(writer.done)
+            writer.commit()
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        if error.errno in FULL:
+            raise DiskFullError(f"{target}: {error.strerror}") from error
+        raise
+
+
+def move(source: Path, target: Path, progress: Progress = lambda _: None) -> Literal["rename", "copy"]:
+    """Moves a file durably, also to another file system; the source is unlinked after the target is durable.
+
+    Raises FileExistsError where the target exists, else OSError.
+    """
+    try:
+        move_durably(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return "rename"
+    temporary = target.with_name(f".tmp-{target.name}")
+    temporary.unlink(missing_ok=True)
+    copy(source, temporary, progress)
+    move_durably(temporary, target)
+    unlink_durably(source)
+    return "copy"
 
 
 def _set_direct(descriptor: int, *, on: bool) -> bool:

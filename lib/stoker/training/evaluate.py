@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
-from stoker.store.hashing import hash_file
 from stoker.training.device import Compute
 from stoker.training.model import Model
 

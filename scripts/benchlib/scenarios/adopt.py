@@ -27,7 +27,7 @@ ALONE, ADOPTION, PLAIN = "the reader alone", "beside the adoption", "beside plai
 HASHER = """
 import sys
 from pathlib import Path
-from stoker.store.hashing import hash_file
+from stoker.store.direct import hash_file
 while True:
     hash_file(Path(sys.argv[1]))
 """

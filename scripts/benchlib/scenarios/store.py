@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchlib.runner import Measures, Scenario
+from stoker.store.direct import hash_file
 from stoker.store.files import canonical_json, write_atomic
-from stoker.store.hashing import hash_file
 from stoker.store.log import ChainedLog
 
 COUNT = 200

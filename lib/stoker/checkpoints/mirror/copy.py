@@ -14,7 +14,7 @@ from pathlib import Path
 from stoker.checkpoints.format import BODY, SUMS, TEMPORARY, checkpoint_name, mark_of, read_body, step_of
 from stoker.checkpoints.proof import Progress, Proof, prove_checkpoint
 from stoker.checkpoints.retention import reading, unread
-from stoker.store.durable_copy import copy, insist_on_room
+from stoker.store.direct import copy, hash_file, insist_on_room
 from stoker.store.errors import DataError, StorageError, storage_errors
 from stoker.store.files import (
     fsync_dir,
@@ -25,7 +25,6 @@ from stoker.store.files import (
     sweep_temporaries,
     temporary_beside,
 )
-from stoker.store.hashing import hash_file
 from stoker.store.names import inside, new_id
 
 

@@ -40,9 +40,9 @@ from stoker.checkpoints.proof import Progress, prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
 from stoker.kit.throttle import heartbeat
 from stoker.kit.workers.child import Report, run_worker
+from stoker.store.direct import hash_file
 from stoker.store.errors import storage_errors
 from stoker.store.files import make_dir
-from stoker.store.hashing import hash_file
 from stoker.store.layout import WarmLayout
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from stoker.corpus.fetch.landing import Landing, PartRecord, part_bytes
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import Answer, FetchFailed, Kept, resume_offset, written_end
+from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import StorageError, UnavailableError
-from stoker.store.hashing import FileHash, hash_file
 
 _READ = 1 << 20
 # A chunk is written at this size or after this time; a kill loses unwritten bytes.

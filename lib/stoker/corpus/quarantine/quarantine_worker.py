@@ -16,7 +16,7 @@ from typing import Any
 from stoker.corpus.quarantine.directory import REASON, bytes_of, mark, open_folder
 from stoker.corpus.staging.disk_contents import insist_on
 from stoker.kit.workers.child import Report, run_worker
-from stoker.store.durable_copy import Progress, move
+from stoker.store.direct import Progress, move
 from stoker.store.errors import FULL, StorageError
 from stoker.store.files import make_dir, remove_durably
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stoker.observe.ledger import Disk
-from stoker.store.durable_copy import PART
+from stoker.store.direct import PART
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 from stoker.store.record import values_of

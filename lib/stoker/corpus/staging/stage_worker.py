@@ -26,10 +26,9 @@ from stoker.corpus.staging.staging import Brought, Wanted, bring, drop_partial, 
 from stoker.kit.throttle import paced
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.beneath import below, file_beneath
-from stoker.store.durable_copy import DiskFullError
+from stoker.store.direct import DiskFullError, hash_file
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, unlink_durably
-from stoker.store.hashing import hash_file
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:

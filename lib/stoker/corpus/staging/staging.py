@@ -16,11 +16,19 @@ from typing import Literal
 
 import xxhash
 
-from stoker.store.direct import ALIGNMENT, DirectReader, DirectWriter, aligned_buffer
-from stoker.store.durable_copy import CHUNK, PART, DiskFullError, insist_on_room
+from stoker.store.direct import (
+    ALIGNMENT,
+    CHUNK,
+    PART,
+    DirectReader,
+    DirectWriter,
+    DiskFullError,
+    aligned_buffer,
+    hash_file,
+    insist_on_room,
+)
 from stoker.store.errors import FULL
 from stoker.store.files import move_durably, opened, unlink_durably
-from stoker.store.hashing import hash_file
 
 LOOK_BYTES = 64 << 20  # between two checks of the free space
 # A hard link is refused: other file system, no links on this one, too many links, protected_hardlinks.

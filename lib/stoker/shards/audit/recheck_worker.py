@@ -27,9 +27,9 @@ from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.staging import Wanted, bring, why_away
 from stoker.kit.throttle import heartbeat
 from stoker.kit.workers.child import run_worker
+from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, opened
-from stoker.store.hashing import FileHash, hash_file
 
 Progress = Callable[[int], None]
 

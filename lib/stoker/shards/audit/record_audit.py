@@ -14,8 +14,8 @@ from stoker.corpus.records.pin import DatasetPin, read_pin
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, read_sources
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StokerError
-from stoker.store.hashing import hash_file
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, read_record
 

@@ -13,8 +13,8 @@ from stoker.corpus.records.sources import Source
 from stoker.shards.format.identity import BuildParameters
 from stoker.shards.format.manifest import MANIFEST, Manifest
 from stoker.shards.format.proof import inspect_set, prove_set
+from stoker.store.direct import hash_file
 from stoker.store.errors import StokerError
-from stoker.store.hashing import hash_file
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from stoker.shards.build.readback import ReadBack, Trail
 from stoker.shards.build.shard_writer import GrowingFile
 from stoker.shards.format.manifest import BUILD_NOTE, DataFile, Manifest, write_manifest
 from stoker.shards.format.proof import standing_set
+from stoker.store.direct import hash_file
 from stoker.store.errors import StorageError
 from stoker.store.files import (
     canonical_json,
@@ -27,7 +28,6 @@ from stoker.store.files import (
     unlink_durably,
     write_atomic,
 )
-from stoker.store.hashing import hash_file
 from stoker.store.names import utc_now
 
 

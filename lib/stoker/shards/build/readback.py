@@ -20,9 +20,8 @@ from typing import Any
 import xxhash
 
 from stoker.kit.throttle import heartbeat
-from stoker.store.direct import DirectReader
+from stoker.store.direct import DirectReader, FileHash
 from stoker.store.errors import storage_errors
-from stoker.store.hashing import FileHash
 
 BUFFER_BYTES = 1 << 20
 

@@ -34,7 +34,7 @@ from stoker.shards.format.manifest import (
     write_manifest,
 )
 from stoker.shards.format.proof import prove_set, standing_set
-from stoker.store.durable_copy import insist_on_room
+from stoker.store.direct import insist_on_room
 from stoker.store.errors import DataError, StorageError
 from stoker.store.files import canonical_json, make_dir, publish_dir, remove_tree, write_atomic
 from stoker.store.layout import HotLayout, StateLayout

@@ -9,9 +9,9 @@ from stoker.config.document import KeyPath
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin, TokenizerPin
 from stoker.shards.format.identity import BuildParameters, Filters, build_id
+from stoker.store.direct import hash_file
 from stoker.store.errors import ConfigError
 from stoker.store.files import canonical_json
-from stoker.store.hashing import hash_file
 
 _KEYS: dict[str, KeyPath] = {
     "text_column": ("dataset", "text_column"),

@@ -33,9 +33,9 @@ from stoker.shards.format.manifest import (
     beside,
     parse_sums,
 )
+from stoker.store.direct import hash_file
 from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.files import opened
-from stoker.store.hashing import hash_file
 
 Verdict = Literal["proven", "invalid", "unreadable"]
 Progress = Callable[[int], None]

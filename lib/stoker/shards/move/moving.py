@@ -16,7 +16,7 @@ from typing import Literal
 from stoker.corpus.staging.disk_contents import OwnerMark
 from stoker.shards.format.manifest import BUILD_NOTE, SUMS, ManifestInvalid, parse_sums
 from stoker.shards.format.proof import Proof, Verdict, prove_set
-from stoker.store.durable_copy import copy
+from stoker.store.direct import copy
 from stoker.store.errors import StorageError
 from stoker.store.files import TEMPORARY, fsync_dir, make_dir, move_durably, remove_tree
 

@@ -14,8 +14,8 @@ from stoker.checkpoints.retention import counts
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
 from stoker.plan.timelines import Timelines, ancestry
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
-from stoker.store.hashing import hash_file
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record
 from stoker.supervise.run.launch_record import Launched

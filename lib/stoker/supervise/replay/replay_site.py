@@ -26,7 +26,7 @@ from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.plan.log import Plan, read_plan
 from stoker.plan.timelines import Timelines, ancestry, read_timelines
-from stoker.store.durable_copy import insist_on_room
+from stoker.store.direct import insist_on_room
 from stoker.store.errors import DataError, UsageError
 from stoker.store.files import make_dir, write_atomic
 from stoker.store.layout import RunLayout
