@@ -22,8 +22,7 @@ from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker
 from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.observe.ledger import Disk as DiskSize
-from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
-from stoker.store.names import record_name
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, record_name
 from stoker.store.record import read_record
 from stoker.store.requests import Request, file_request, filed_requests, pending_requests
 from stokerd.sharding.activities import ACTIVITIES

@@ -15,7 +15,7 @@ from pathlib import Path
 from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
 from stoker.kit.workers.launch import launch_command
 from stoker.store.layout import DAEMONS
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 from support.mounts import free_bytes
 from support.pipelines import DataPipeline
 from support.processes import daemon_command

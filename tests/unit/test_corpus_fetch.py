@@ -29,7 +29,7 @@ from stoker.corpus.http.retry_rules import (
 )
 from stoker.corpus.http.urls import read_urls
 from stoker.store.errors import ConfigError, UnavailableError
-from stoker.store.names import inside
+from stoker.store.files import inside
 
 WALL = 1_800_000_000.0
 FILE = RemoteFile.listed("a", 100, "s", None, "http://h/a")

@@ -12,7 +12,7 @@ from stoker.corpus.fetch.landing import EVIDENCE, PARTS, Landing, PartRecord
 from stoker.corpus.fetch.part import Content, look_at_landed
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.store.errors import StorageError, UnavailableError
-from stoker.store.names import PathEscapes
+from stoker.store.files import PathEscapes
 from stoker.store.record import read_record
 
 RECORD = PartRecord(dataset="data", path="a/b", offset=5, prefix="p", validator='"e"', total=9)

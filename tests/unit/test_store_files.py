@@ -18,7 +18,9 @@ from stoker.store import errors
 from stoker.store.direct import HASH_BUFFER_BYTES, hash_file
 from stoker.store.errors import StorageError
 from stoker.store.files import (
+    PathEscapes,
     canonical_json,
+    inside,
     make_dir,
     move_durably,
     publish_dir,
@@ -28,7 +30,8 @@ from stoker.store.files import (
     unlink_durably,
     write_atomic,
 )
-from stoker.store.names import PathEscapes, inside, new_id, record_name
+from stoker.store.layout import record_name
+from stoker.store.record import new_id
 
 
 def mode(path: Path) -> int:

@@ -12,9 +12,9 @@ import pytest
 
 import stoker
 import stokerd
-from stoker.store import parsing
+from stoker.store import record
 from stoker.store.errors import UnknownFormat
-from stoker.store.parsing import MOST_DEPTH, parse_json, require_version
+from stoker.store.record import MOST_DEPTH, parse_json, require_version
 
 
 def nested(levels: int, around: str) -> bytes:
@@ -42,7 +42,7 @@ def test_many_brackets_side_by_side_are_not_deep() -> None:
 
 
 def test_what_is_too_long_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsing, "MOST_BYTES", 10)
+    monkeypatch.setattr(record, "MOST_BYTES", 10)
     with pytest.raises(ValueError, match="longer than 10 bytes"):
         parse_json(b"[" * 11)
 
@@ -66,4 +66,4 @@ def test_nothing_else_parses_json() -> None:
     parsers = {
         file.name for file in files if re.search(r"json\.loads?\(|raw_decode|JSONDecoder", file.read_text())
     }
-    assert parsers == {"parsing.py", "fastokens_engine.py"}
+    assert parsers == {"record.py", "fastokens_engine.py"}

@@ -15,7 +15,7 @@ from stoker.corpus.fetch.messages import Said
 from stoker.corpus.http.retry_rules import LOCAL, OF_THE_SOURCE, OURS
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import UnavailableError
-from stoker.store.names import utc_at
+from stoker.store.record import utc_at
 from stokerd.download.state import State, Subject
 
 GIVEN_UP_FIRST_S, GIVEN_UP_LAST_S = 600.0, 6 * 3600.0

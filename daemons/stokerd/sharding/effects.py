@@ -18,7 +18,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity
 from stoker.store.files import remove_durably, remove_tree, unlink_durably
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 from stoker.store.requests import Request, file_request, finish_request
 from stokerd.common.alerts import Alerts
 

@@ -11,7 +11,7 @@ from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
 from stoker.corpus.schedule.landing import demand_of
 from stoker.corpus.schedule.state import Action, Situation
 from stoker.corpus.staging.finding import Finding
-from stoker.store.names import record_name
+from stoker.store.layout import record_name
 from stokerd.sharding.activities.moves import keep_hot
 from stokerd.sharding.effects import Effect, OpenFinding, SetDemand, StartOver, Write, event
 from stokerd.sharding.facts.quarantine import mark_released

@@ -20,8 +20,7 @@ from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_t
 from stoker.shards.format.identity import dtype_for
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.names import new_id, utc_now
-from stoker.store.record import read_or_set_aside, write_record
+from stoker.store.record import new_id, read_or_set_aside, utc_now, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.gates import DataWait
 from stoker.supervise.run.horizon import finished_at, last_step, mark

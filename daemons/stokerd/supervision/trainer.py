@@ -13,8 +13,7 @@ from stoker.kit.lock import Lock
 from stoker.kit.process.process_id import ProcessId, children_tree
 from stoker.kit.process.sampler import sample_tree
 from stoker.store.errors import DataError, StorageError
-from stoker.store.names import new_id, utc_now
-from stoker.store.record import write_record
+from stoker.store.record import new_id, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, describe, work_of

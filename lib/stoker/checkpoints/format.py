@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
-from stoker.store.parsing import parse_json, require_version
+from stoker.store.record import parse_json, require_version
 
 BODY = "checkpoint.json"
 SUMS = "SHA256SUMS"

@@ -10,8 +10,7 @@ from pathlib import Path
 from stoker.checkpoints.format import step_of
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, move_durably, remove_tree
-from stoker.store.names import new_id, utc_now
-from stoker.store.record import read_record, write_record
+from stoker.store.record import new_id, read_record, utc_now, write_record
 
 PREFIX, REASON = "checkpoint-", "reason.json"
 

@@ -20,8 +20,7 @@ from stoker.kit.process.process_id import ProcessId
 from stoker.kit.systemd import Notifier
 from stoker.store.files import write_atomic
 from stoker.store.layout import runtime_dir
-from stoker.store.names import utc_now
-from stoker.store.record import RecordDamaged, set_aside
+from stoker.store.record import RecordDamaged, set_aside, utc_now
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
 BEAT_S = 1.0  # the shortest time between two status writes, unless systemd's watchdog needs them more often

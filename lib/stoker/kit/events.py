@@ -9,7 +9,7 @@ from stoker.kit.metrics import Metrics
 from stoker.store.errors import StorageError
 from stoker.store.layout import DAEMONS, StateLayout
 from stoker.store.log import ChainedLog, read_log
-from stoker.store.names import as_text, utc_now
+from stoker.store.record import as_text, utc_now
 
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
 

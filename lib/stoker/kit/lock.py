@@ -18,8 +18,7 @@ from typing import Any
 
 from stoker.kit.process.process_id import ProcessId
 from stoker.store.errors import LockHeld, StorageError, storage_errors
-from stoker.store.names import utc_now
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json, utc_now
 
 CONTENTS_LIMIT = 1 << 16
 # read_holder() takes a shared lock for an instant; that alone must not make a daemon refuse to start.

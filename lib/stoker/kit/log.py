@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.kit.terminal.live_lines import Footer
 from stoker.kit.terminal.sentences import sentence
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 JOURNAL_BYTES = 48 << 10  # fits a datagram; a longer value is cut, the event log has the whole value

@@ -8,7 +8,7 @@ from typing import Any
 from stoker.kit.lock import Holder, read_contents, read_holder
 from stoker.store.errors import StorageError
 from stoker.store.layout import DAEMONS, RuntimeLayout, StateLayout
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 SNAPSHOT_LIMIT = 4 << 20  # bytes
 

@@ -15,7 +15,7 @@ from typing import Any
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.log import ChainedLog, LogScan, restore_lines
-from stoker.store.parsing import require_version
+from stoker.store.record import require_version
 
 PERMUTATION = "feistel8-v1"
 DATA_EXHAUSTED = "data_exhausted"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from stoker.plan.positions import Position, Skip
 from stoker.store.errors import DataError
 from stoker.store.log import ChainedLog, LogReading, read_log, restore_lines
-from stoker.store.parsing import require_version
+from stoker.store.record import require_version
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stoker.plan.log import Segment
 from stoker.plan.permutation import permute
 from stoker.store.errors import DataError
-from stoker.store.parsing import parse_json, require_version
+from stoker.store.record import parse_json, require_version
 
 MOST_MAPS = 256  # a process may hold 65,530 maps (vm.max_map_count); a reader keeps far below
 

@@ -1,4 +1,4 @@
-"""Changes the disk so that a crash leaves either the old state or the new state.
+"""Changes the disk so that a crash leaves either the old or the new state; reads below a root without links.
 
 All functions use plain `os` calls on paths and descriptors, which tests/crash records. A failure raises
 StorageError; FileNotFoundError and FileExistsError pass through.
@@ -14,16 +14,29 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stoker.store.errors import storage_errors
+from stoker.store.errors import DataError, StorageError, storage_errors
 
 FILE_MODE = 0o640
 DIR_MODE = 0o750
 TEMPORARY = ".tmp-"
 # A pid has at most 7 digits: PID_MAX_LIMIT.
 _TEMPORARY = re.compile(r"\.tmp-.+-([0-9]{1,7})-[^-]+", re.DOTALL)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PathEscapes(DataError):
+    """A relative path leads out of its directory."""
+
+
+class Linked(StorageError):
+    """A name below the root is a symbolic link, or was replaced by one."""
+
+
+class NotRegular(StorageError):
+    """The file to read is a folder, a device or a pipe."""
 
 
 def canonical_json(obj: Any) -> bytes:
@@ -158,6 +171,68 @@ def opened(path: Path, flags: int, mode: int = FILE_MODE) -> Iterator[int]:
         os.close(descriptor)
 
 
+def inside(root: Path, relative: str) -> Path:
+    """Joins an untrusted relative path to root; raises PathEscapes if it is absolute, empty or has "..".
+
+    Does not look at the disk: the caller must care for symbolic links below root.
+    """
+    pure = PurePosixPath(relative)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in relative:
+        raise PathEscapes(f"{relative!r} is no path inside {root}; correct whatever names it")
+    return root / pure
+
+
+@contextlib.contextmanager
+def folder_beneath(root: Path, relative: str) -> Iterator[int]:
+    """Opens the folder `relative` below root (root itself for "") for the length of a block.
+
+    Raises Linked where a name in the path is a link, PathEscapes where the path leaves root, else OSError.
+    """
+    parts = inside(root, relative).relative_to(root).parts if relative else ()
+    with contextlib.ExitStack() as stack:
+        at = stack.enter_context(opened(root, os.O_RDONLY | os.O_DIRECTORY))
+        for number, part in enumerate(parts):
+            try:
+                below = os.open(part, _FOLDER, dir_fd=at)
+            except OSError as error:
+                _insist_on_no_link(part, at, root / Path(*parts[: number + 1]), error)
+                raise
+            stack.callback(os.close, below)
+            at = below
+        yield at
+
+
+@contextlib.contextmanager
+def file_beneath(root: Path, relative: str) -> Iterator[int]:
+    """Opens a regular file below root for reading. Raises as folder_beneath, and NotRegular."""
+    pure = PurePosixPath(inside(root, relative).relative_to(root))
+    folder = "" if pure.parent == PurePosixPath() else str(pure.parent)
+    with folder_beneath(root, folder) as at:
+        try:
+            # Without O_NONBLOCK the open of a pipe would block without limit.
+            descriptor = os.open(
+                pure.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at
+            )
+        except OSError as error:
+            _insist_on_no_link(pure.name, at, root / pure, error)
+            raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegular(f"{root / pure} is not a regular file; move it out of the folder")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def below(root: Path, file: Path) -> str | None:
+    """Returns the path of `file` relative to root, without a look at the disk; None where it is not below."""
+    try:
+        relative = file.relative_to(root)
+    except ValueError:
+        return None
+    return None if ".." in relative.parts or relative == Path() else str(relative)
+
+
 def _write_new(path: Path, data: bytes, durable: bool) -> None:
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
         os.fchmod(descriptor, FILE_MODE)  # without the umask: members of the group read the state
@@ -203,3 +278,16 @@ def _is_leftover(entry: os.DirEntry[str]) -> bool:
     except PermissionError:
         return False
     return pid == os.getpid()
+
+
+def _insist_on_no_link(name: str, at: int, path: Path, error: OSError) -> None:
+    try:
+        linked = stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
+    except OSError:  # then the caller raises the first error
+        return
+    if linked:
+        raise Linked(
+            f"{path} is a symbolic link, and nothing is read through one: put the file there, or name the "
+            "folder it leads to",
+            error.errno,
+        ) from error

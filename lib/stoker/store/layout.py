@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from stoker.store.errors import UnavailableError, storage_errors
 from stoker.store.files import make_dir
-from stoker.store.names import record_name
 
 DOWNLOAD_WATCHDOG = "download_watchdog"
 STAGE_SHARD = "stage_shard"
@@ -21,6 +21,7 @@ DAEMONS = (DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR)
 DISK_LOCK, LANDING_LOCK = ".stoker-owner.lock", ".owner.lock"  # of a disk (hot, warm); of a landing
 OWNER_LOCKS = frozenset((DISK_LOCK, LANDING_LOCK))
 
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _SHARED_MODE = 0o2770  # members of the group write requests, whose files belong to the group
 
 
@@ -190,6 +191,13 @@ class RuntimeLayout:
     def targets(self, daemon: str) -> Path:
         """Returns the Prometheus file-discovery entry of a daemon."""
         return self.root / "targets" / f"{daemon}.json"
+
+
+def record_name(dataset: str, path: str) -> str:
+    """Returns the record name of a dataset's file: a readable stem, and 12 hex digits for equal stems."""
+    stem = _UNSAFE.sub("", PurePosixPath(path).stem).lstrip(".")[:80] or "file"
+    digest = hashlib.sha256(f"{dataset}\0{path}".encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{stem}-{digest[:12]}"
 
 
 def runtime_dir(name: str, state: Path, environ: Mapping[str, str] = os.environ) -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import FILE_MODE, canonical_json, fsync_dir, write_all
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 GENESIS = "0" * 64
 

@@ -1,25 +1,35 @@
-"""Records: one JSON object per file, with `v` (format version) and `sum` (hash of the other fields)."""
+"""Records: one JSON object per file, with `v` (format version) and `sum` (hash of the other fields).
+
+JSON from disk is parsed within limits on its size and depth.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
+import math
 import os
+import secrets
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.store.errors import DataError, storage_errors
+from stoker.store.errors import DataError, UnknownFormat, storage_errors
 from stoker.store.files import canonical_json, make_dir, move_durably, opened, remove_tree, write_atomic
-from stoker.store.names import as_text, new_id, utc_now
-from stoker.store.parsing import MOST_BYTES, parse_json, require_version
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SUM_HEX = 16
+VERSION = 1  # `v` of every record, manifest, checkpoint.json and line of a log
+MOST_BYTES = 64 << 20  # the largest valid file, a listing or a line of the plan, has a few MB
+# The interpreter raises RecursionError at 1,000 frames, at any place in the code. The lower limit makes sure
+# that a value that was parsed can also be walked, sent to a daemon and written again.
+MOST_DEPTH = 64
 
 
 class RecordDamaged(DataError):
@@ -47,12 +57,6 @@ def parse_record(data: bytes, path: Path | str) -> dict[str, Any]:
 
     Raises UnknownFormat where the sum is right and the version is unknown.
     """
-    body = _summed(data, path)
-    require_version(body, path)
-    return body
-
-
-def _summed(data: bytes, path: Path | str) -> dict[str, Any]:
     try:
         body = parse_json(data)
     except ValueError as error:
@@ -66,7 +70,52 @@ def _summed(data: bytes, path: Path | str) -> dict[str, Any]:
         raise RecordDamaged(f"{path} holds text that is not UTF-8: {error}") from error
     if claimed != actual:
         raise RecordDamaged(f"{path} sums to {actual}, not to {claimed}; it is moved aside and rebuilt")
+    require_version(body, path)
     return body
+
+
+def parse_json(data: bytes) -> Any:
+    """Returns the value of UTF-8 JSON; raises ValueError for anything else, also too long or too deep."""
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"longer than {MOST_BYTES} bytes")
+    text = data.decode("utf-8", "surrogatepass")
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    # Most files are not worth the walk: without so many brackets nothing can be so deep.
+    if data.count(b"[") + data.count(b"{") > MOST_DEPTH:
+        _refuse_depth(value)
+    return value
+
+
+def require_version(body: Mapping[str, Any], where: Path | str) -> None:
+    """Raises UnknownFormat unless `v` is VERSION; check the body's sum before."""
+    if body["v"] != VERSION:
+        raise UnknownFormat(
+            f"{where} is of format version {body['v']!r}, this Stoker reads version {VERSION}: it is left as "
+            "it is; start the Stoker that wrote it, or a newer one"
+        )
+
+
+def as_text(words: str) -> str:
+    """Returns the text with bytes that are not UTF-8 escaped: a file name may hold them, JSON cannot."""
+    return words.encode(errors="backslashreplace").decode()
+
+
+def utc_now() -> str:
+    """Returns the time of the wall clock as `2026-11-20T12:00:00Z`."""
+    return utc_at(time.time())
+
+
+def utc_at(seconds: float) -> str:
+    """Returns a Unix time as `2026-11-20T12:00:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def new_id() -> str:
+    """Returns a new id that sorts by time: `20261120T120000Z-1a2b3c4d`."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
 
 
 def read_or_set_aside(path: Path, quarantine: Path) -> dict[str, Any] | None:
@@ -144,3 +193,32 @@ def _read_file(path: Path) -> bytes:
             pieces.append(piece)
             left -= len(piece)
     return b"".join(pieces)
+
+
+def _refuse_depth(value: Any) -> None:
+    level = [value] if type(value) in _NESTS else []
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in _NESTS
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _finite(word: str) -> float:
+    if math.isinf(number := float(word)):
+        raise ValueError(f"{word} is beyond every number")
+    return number
+
+
+_NESTS = frozenset((dict, list))
+_TOO_DEEP = f"nested deeper than {MOST_DEPTH} levels"
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

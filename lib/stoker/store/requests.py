@@ -18,8 +18,7 @@ from typing import Any
 from stoker.store.errors import StorageError, UnknownFormat, storage_errors
 from stoker.store.files import unlink_durably
 from stoker.store.layout import StateLayout
-from stoker.store.names import new_id, utc_now
-from stoker.store.record import RecordDamaged, read_record, set_aside, write_record
+from stoker.store.record import RecordDamaged, new_id, read_record, set_aside, utc_now, write_record
 
 MOST_BYTES = 64 * 1024
 KEPT_DONE = 1000

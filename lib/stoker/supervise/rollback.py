@@ -35,7 +35,7 @@ from stoker.store.errors import DataError, UsageError
 from stoker.store.files import make_dir, move_durably, unlink_durably
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
-from stoker.store.names import new_id
+from stoker.store.record import new_id
 from stoker.supervise.run.launch_record import Makers, read_launches
 
 _KEY = re.compile(r"[0-9a-f]{16,64}")

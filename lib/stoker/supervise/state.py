@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from stoker.kit.process.process_id import ProcessId
 from stoker.plan.positions import Position
-from stoker.store.parsing import require_version
+from stoker.store.record import require_version
 from stoker.supervise.health.exits import Exit
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
 from stoker.supervise.health.trainer_protocol import Moment, TrainerView, heard, parse

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stoker.store.errors import DataError
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 from stoker.training import device
 from stoker.training.batches import Batch, Batches
 from stoker.training.device import Compute

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.checkpoints.retention import counts
 from stoker.store.files import make_dir, write_all, write_atomic
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 
 class MetricsLog:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stoker.plan.positions import START, Position
 from stoker.store.errors import ConfigError, DataError
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 from stoker.training.launch import Launch
 from stoker.training.optimizer import AdamW
 

@@ -19,7 +19,7 @@ from stoker.config.load import load_pipeline
 from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.listing import read_listing
 from stoker.corpus.records.receipts import Receipt
-from stoker.store.names import record_name
+from stoker.store.layout import record_name
 
 COUNTS = (20, 50_000)
 PLACE = "http://127.0.0.1:9/data/"  # nothing is asked there: all is here

@@ -25,7 +25,7 @@ from stoker.kit.process.process_id import children_tree
 from stoker.shards.format.identity import build_id, set_key
 from stoker.shards.format.pinned import parameters_asked
 from stoker.store.files import canonical_json
-from stoker.store.names import record_name
+from stoker.store.layout import record_name
 
 COUNTS = (1_000, 50_000)
 LONGEST_S = 120.0

@@ -19,7 +19,7 @@ from chaos.job import Job
 from stoker.observe.status import read_status
 from stoker.plan.timelines import read_timelines
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 from stoker.store.requests import file_request, read_outcome
 from support.audits import STOKER, audit_of
 from support.mounts import free_bytes, mount_small, resize_small

@@ -11,7 +11,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import SET_INVALID
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import UnavailableError
-from stoker.store.names import record_name
+from stoker.store.layout import record_name
 from stokerd.sharding.activities.base import Message, ShardActivity, marks
 from stokerd.sharding.effects import Alert, Begin, Effect, Write, event
 from stokerd.sharding.facts.disks import Disk

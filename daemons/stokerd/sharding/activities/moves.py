@@ -15,7 +15,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
 from stoker.store.files import TEMPORARY
-from stoker.store.names import new_id
+from stoker.store.record import new_id
 from stokerd.sharding.activities.base import RETRY_S, Message, ShardActivity, copy_lost, marks, reject_set
 from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, StartOver, Write, event
 from stokerd.sharding.state import TRIES_ONCE, SourceWork, State

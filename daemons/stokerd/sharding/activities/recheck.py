@@ -12,7 +12,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.shards.audit.recheck import BY_ITSELF, FORCED, RELEASE, look_task, released
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 from stokerd.sharding.activities.base import ShardActivity, dispute, marks
 from stokerd.sharding.effects import Answer, Begin, Effect, MarkFinding, Write, event
 from stokerd.sharding.facts.quarantine import GONE, RECHECK, mark_released, next_look

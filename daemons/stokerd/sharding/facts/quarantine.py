@@ -13,7 +13,7 @@ from stoker.corpus.quarantine.rules import drops, due, findings, refusal
 from stoker.corpus.records.sources import Source
 from stoker.kit.daemon import DaemonContext
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE, fetch_again
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 from stoker.store.requests import Request
 from stokerd.sharding.effects import Answer, DropFinding, Effect, MarkFinding, StartOver, event
 

@@ -18,6 +18,7 @@ from stoker.store.direct import copy, hash_file, insist_on_room
 from stoker.store.errors import DataError, StorageError, storage_errors
 from stoker.store.files import (
     fsync_dir,
+    inside,
     make_dir,
     move_durably,
     publish_dir,
@@ -25,7 +26,7 @@ from stoker.store.files import (
     sweep_temporaries,
     temporary_beside,
 )
-from stoker.store.names import inside, new_id
+from stoker.store.record import new_id
 
 
 class SourceBad(DataError):

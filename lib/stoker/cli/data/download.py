@@ -21,7 +21,7 @@ from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.corpus.source.probe import probe
 from stoker.store.errors import UnavailableError, UsageError
-from stoker.store.names import inside
+from stoker.store.files import inside
 
 SHOWN_REFUSED = 5
 EXIT_UNAVAILABLE = 69

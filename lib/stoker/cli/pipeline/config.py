@@ -36,8 +36,7 @@ from stoker.kit.state_owner import another_owner
 from stoker.kit.workers.activity import Activity
 from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
 from stoker.store.errors import ConfigError, DataError, StorageError
-from stoker.store.parsing import parse_json
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import RecordDamaged, parse_json, read_record
 from stoker.supervise.run.gates import DataInView
 from stoker.supervise.run.planner import in_view
 from stoker.supervise.run.record import configured, parse_record, pinned, refusal

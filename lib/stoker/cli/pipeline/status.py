@@ -17,7 +17,7 @@ from stoker.kit.terminal.sentences import PHRASES, cut_sums
 from stoker.observe.progress import rates
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")

@@ -22,10 +22,9 @@ from stoker.corpus.http.retry_rules import Kept
 from stoker.corpus.source.folder import FOREIGN_SUFFIXES
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.errors import LockHeld, UnavailableError
-from stoker.store.files import make_dir, move_durably, remove_tree, sweep_temporaries, unlink_durably
-from stoker.store.layout import LANDING_LOCK
-from stoker.store.names import inside, new_id, record_name, utc_now
-from stoker.store.record import RecordDamaged, read_record, values_of, write_record
+from stoker.store.files import inside, make_dir, move_durably, remove_tree, sweep_temporaries, unlink_durably
+from stoker.store.layout import LANDING_LOCK, record_name
+from stoker.store.record import RecordDamaged, new_id, read_record, utc_now, values_of, write_record
 
 PARTS, EVIDENCE, CONTENT = ".parts", ".evidence", "content"
 

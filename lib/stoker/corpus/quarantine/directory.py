@@ -19,8 +19,7 @@ from typing import Any
 
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import make_dir
-from stoker.store.names import utc_now
-from stoker.store.record import RecordDamaged, read_record, write_record
+from stoker.store.record import RecordDamaged, read_record, utc_now, write_record
 
 REASON = "reason.json"
 KINDS = ("parquet", "shards", "record", "checkpoint")

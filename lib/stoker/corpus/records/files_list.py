@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stoker.store.errors import DataError, UsageError
-from stoker.store.names import PathEscapes, inside
+from stoker.store.files import PathEscapes, inside
 
 _SHOWN = 5
 

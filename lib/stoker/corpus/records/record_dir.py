@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened
-from stoker.store.names import record_name
+from stoker.store.layout import record_name
 from stoker.store.record import RecordDamaged, parse_record
 
 T = TypeVar("T")

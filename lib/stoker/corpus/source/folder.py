@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from stoker.config.origins import compile_glob
 from stoker.corpus.http.remote_file import printable
-from stoker.store.beneath import Linked, folder_beneath
+from stoker.store.files import Linked, folder_beneath
 from stoker.store.layout import OWNER_LOCKS
 
 IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")

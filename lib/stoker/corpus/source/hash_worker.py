@@ -16,9 +16,9 @@ from typing import Any
 from stoker.corpus.source.idle_io import Background, give_way
 from stoker.kit.throttle import paced
 from stoker.kit.workers.child import Report, run_worker
-from stoker.store.beneath import Linked, NotRegular, file_beneath
 from stoker.store.direct import hash_opened
 from stoker.store.errors import storage_errors
+from stoker.store.files import Linked, NotRegular, file_beneath
 
 
 class _GrownError(Exception):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.staging.disk_contents import Seen
 from stoker.store.direct import PART
-from stoker.store.layout import HotLayout, WarmLayout
-from stoker.store.names import record_name
+from stoker.store.layout import HotLayout, WarmLayout, record_name
 
 
 def parquet_name(source: Source) -> str:

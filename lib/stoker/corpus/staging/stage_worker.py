@@ -25,10 +25,9 @@ from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.staging import Brought, Wanted, bring, drop_partial, why_away
 from stoker.kit.throttle import paced
 from stoker.kit.workers.child import Report, run_worker
-from stoker.store.beneath import below, file_beneath
 from stoker.store.direct import DiskFullError, hash_file
 from stoker.store.errors import Transient, UnavailableError
-from stoker.store.files import make_dir, unlink_durably
+from stoker.store.files import below, file_beneath, make_dir, unlink_durably
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from stoker.kit.process.lines import LineBuffer
 from stoker.kit.process.poll import readable
 from stoker.kit.process.prctl import set_death_signal
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
 LINE_LIMIT = 4 << 20  # bytes of one message, in either direction; the reader drops a longer message

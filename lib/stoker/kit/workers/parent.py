@@ -20,7 +20,7 @@ from stoker.kit.workers.activity import Bounds
 from stoker.kit.workers.exit import Bound, ExitKind, WorkerExit
 from stoker.kit.workers.launch import WorkerNotStarted, launch
 from stoker.kit.workers.pipes import Pipes
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 __all__ = ["Worker", "WorkerExit", "WorkerNotStarted"]
 

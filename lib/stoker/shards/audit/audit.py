@@ -22,7 +22,7 @@ from stoker.shards.audit.set_audit import audit_set
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.manifest import MANIFEST
 from stoker.store.layout import HotLayout, WarmLayout
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 LOOKS = 3  # at most, at records that keep changing
 IMPORTED = ("sets", "tokens", "documents", "documents_not_known")

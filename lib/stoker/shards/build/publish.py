@@ -28,7 +28,7 @@ from stoker.store.files import (
     unlink_durably,
     write_atomic,
 )
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 
 
 def seal(build: Build, report: Report, trail: Trail) -> Manifest:

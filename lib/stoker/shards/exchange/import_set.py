@@ -38,7 +38,7 @@ from stoker.store.direct import insist_on_room
 from stoker.store.errors import DataError, StorageError
 from stoker.store.files import canonical_json, make_dir, publish_dir, remove_tree, write_atomic
 from stoker.store.layout import HotLayout, StateLayout
-from stoker.store.names import new_id, utc_now
+from stoker.store.record import new_id, utc_now
 
 FOLDER = "import"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")

@@ -20,7 +20,7 @@ from stoker.corpus.records.books import SPLITS
 from stoker.shards.format.manifest import SUMS, TOKEN_BYTES
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 PREDECESSOR_MANIFEST, EXPORT_NOTE = "manifest.json", "meta.json"
 HEADER_BYTES = 1024

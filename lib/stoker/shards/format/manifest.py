@@ -13,7 +13,7 @@ from stoker.corpus.records.books import SPLITS, Books
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json, write_atomic
-from stoker.store.parsing import parse_json, require_version
+from stoker.store.record import parse_json, require_version
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"

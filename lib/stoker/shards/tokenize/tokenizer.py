@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.store.errors import DataError
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")

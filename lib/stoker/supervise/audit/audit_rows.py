@@ -12,7 +12,7 @@ from stoker.plan.log import Plan
 from stoker.plan.positions import START, Accounts, Position
 from stoker.plan.timelines import Timelines, ancestry, committed, skips
 from stoker.store.errors import DataError
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 from stoker.supervise.run.launch_record import Launched, Makers
 
 Key = tuple[int, int]  # (timeline, step)

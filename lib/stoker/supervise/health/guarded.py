@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 from stoker.supervise.health.trainer_protocol import MOST_BYTES
 
 

@@ -16,8 +16,7 @@ from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
 from stoker.store import errors
 from stoker.store.errors import DataError, StokerError, StorageError, UnavailableError
-from stoker.store.names import new_id
-from stoker.store.record import read_record, write_record
+from stoker.store.record import new_id, read_record, write_record
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from stoker.supervise.replay.replay_site import Phase, Site, link_sets, own_checkpoints, phase_of

@@ -13,7 +13,7 @@ from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.plan.timelines import ancestry, committed
 from stoker.store.errors import ConfigError, DataError, StorageError
-from stoker.store.parsing import parse_json
+from stoker.store.record import parse_json
 from stoker.supervise.replay.replay_site import Site, forbids
 
 TRAINER, TENSORS = "trainer.json", ("model-", "optimizer-")

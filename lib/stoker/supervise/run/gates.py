@@ -9,7 +9,7 @@ from typing import Literal
 
 from stoker.config.schema import Pipeline
 from stoker.plan.growth import ENOUGH, GrowthPolicy
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog, read_log
-from stoker.store.parsing import require_version
+from stoker.store.record import require_version
 from stoker.supervise.run.record import Identity, RunRecord
 
 TRAINER = (sys.executable, "-m", "stoker.training.trainer")

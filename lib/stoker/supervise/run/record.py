@@ -10,7 +10,7 @@ from typing import Any, Literal
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.pin import DatasetPin
 from stoker.store.errors import DataError
-from stoker.store.parsing import require_version
+from stoker.store.record import require_version
 
 RunState = Literal["waiting", "running", "finished", "failed"]
 
