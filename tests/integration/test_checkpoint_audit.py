@@ -17,9 +17,8 @@ import stoker.supervise.audit.audit as audit_module
 from stoker.checkpoints.format import FileEntry, read_body, read_sums, write_body, write_sums
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import tokens_of
-from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.records.sources import Source, read_sources, write_source
+from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.sources import Source, read_sources, tokens_of, write_source
 from stoker.plan.consumption import consumed_body
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import End, PlanWriter, Segment, segment_key

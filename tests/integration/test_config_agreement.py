@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from stoker.cli.main import exit_code
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import write_record
 from stoker.supervise.run.record import Identity, RunRecord

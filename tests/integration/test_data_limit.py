@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.corpus.records.pin import write_pin
+from stoker.corpus.records.dataset import write_pin
 from stoker.corpus.records.sources import TERMINAL
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import Segment

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.records.books import tokens_of
+from stoker.corpus.records.sources import tokens_of
 from stoker.kit.lock import Lock
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import Plan, Segment

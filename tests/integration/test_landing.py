@@ -16,9 +16,16 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.corpus.quarantine.directory import read_quarantine
-from stoker.corpus.records.demand import Demand, Unneeded, read_demand
-from stoker.corpus.records.listing import Listing, write_listing
-from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
+from stoker.corpus.records.receipts import (
+    Demand,
+    Listing,
+    Receipt,
+    ReceiptState,
+    Unneeded,
+    read_demand,
+    write_listing,
+    write_receipt,
+)
 from stoker.corpus.records.sources import DOWNLOAD_FAILED
 from stoker.store.direct import hash_file
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD

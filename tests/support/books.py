@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.corpus.records.books import Books
+from stoker.corpus.records.sources import Books
 
 
 def books_of(

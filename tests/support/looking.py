@@ -16,9 +16,8 @@ import numpy as np
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import Books
-from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.records.sources import Source, write_source
+from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.sources import Books, Source, write_source
 from stoker.plan.log import End, Passed, PlanWriter, Segment, segment_key
 from stoker.shards.build.build_worker import main
 from stoker.store.files import write_atomic

@@ -16,9 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.listing import Listing, read_listing, write_listing
-from stoker.corpus.records.pin import DatasetPin, read_pin
-from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
+from stoker.corpus.records.dataset import DatasetPin, read_pin
+from stoker.corpus.records.receipts import (
+    Listing,
+    Receipt,
+    read_listing,
+    read_receipts,
+    write_listing,
+    write_receipt,
+)
 from stoker.corpus.records.sources import Source, read_sources
 from stoker.kit.lock import read_holder
 from stoker.observe.status import read_status

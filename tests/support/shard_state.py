@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from stoker.corpus.quarantine.directory import Kept, open_folder
-from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
-from stoker.corpus.records.sources import PUBLISHED, Source, SourceState, write_source
+from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState, write_source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.context import DaemonContext

@@ -9,9 +9,8 @@ from typing import Any, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import OPEN, Catalog
-from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, SourceState
+from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Books, Source, SourceState
 
 PATHS = ("a", "b", "c", "d", "e")
 CONTENTS = ("1" * 64, "2" * 64, "3" * 64)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.dataset import choose_training_set
+from stoker.corpus.records.receipts import Listing, Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.records.tokenizer_files import choose
 from stoker.corpus.schedule.outcome import convicted, judge
 from stoker.corpus.source.arrivals import FolderRules, Watched, is_rot, settling, watch
 from stoker.corpus.source.folder import FileSeen
@@ -125,9 +124,9 @@ def listing(*paths: str, complete: bool = False) -> Listing:
 
 def test_the_tokenizer_waits_for_the_first_files_of_the_listing_and_takes_no_later_ones_instead() -> None:
     sources = {"b": source("b"), "c": source("c"), "d": source("d")}
-    waits = choose(listing("a", "b", "c", "d"), sources, 100)
+    waits = choose_training_set(listing("a", "b", "c", "d"), sources, 100)
     assert (waits.wanted, waits.ready) == ({"a"}, False)
-    ready = choose(listing("a", "b", "c", "d"), {**sources, "a": source("a")}, 100)
+    ready = choose_training_set(listing("a", "b", "c", "d"), {**sources, "a": source("a")}, 100)
     assert [path for path, _ in ready.files] == ["a", "b"]
     assert ready.ready
 
@@ -139,16 +138,16 @@ def test_a_quarantined_file_gives_its_place_to_the_next_and_a_twin_counts_once()
         "c": source("c", "seen", "b" * 64),
         "d": source("d"),
     }
-    chosen = choose(listing("a", "b", "c", "d"), sources, 100)
+    chosen = choose_training_set(listing("a", "b", "c", "d"), sources, 100)
     assert [path for path, _ in chosen.files] == ["b", "d"]
     assert chosen.ready
 
 
 def test_fewer_bytes_than_asked_are_enough_only_when_the_listing_is_complete() -> None:
     sources = {"a": source("a")}
-    assert not choose(listing("a"), sources, 100).ready
-    assert choose(listing("a", complete=True), sources, 100).ready
-    assert not choose(None, sources, 100).ready
+    assert not choose_training_set(listing("a"), sources, 100).ready
+    assert choose_training_set(listing("a", complete=True), sources, 100).ready
+    assert not choose_training_set(None, sources, 100).ready
 
 
 def ended(kind: str, code: int | None = None, signum: int | None = None, **more: object) -> WorkerExit:

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.schedule.memory_steps import (
+from stoker.corpus.schedule.outcome import (
     CLIMB_AFTER_S,
+    FULL_BYTES,
     READ_ROWS,
     REST_S,
+    SCARCE_BYTES,
     SMALLEST,
     Attempt,
+    Evidence,
     Ladder,
+    judge,
 )
-from stoker.corpus.schedule.outcome import FULL_BYTES, SCARCE_BYTES, Evidence, judge
 from stoker.corpus.staging.disk_full import ENOUGH_BYTES, has_room
 from stoker.kit.workers.parent import WorkerExit
 from stoker.observe.headroom import MemoryFacts, MemoryWatch

@@ -15,8 +15,14 @@ from stoker.corpus.quarantine import directory as quarantine_directory
 from stoker.corpus.quarantine import quarantine_worker
 from stoker.corpus.quarantine.directory import mark
 from stoker.corpus.quarantine.quarantine_worker import NO_ROOM, TOO_LARGE, quarantine
-from stoker.corpus.records.listing import Listing, read_listing, write_listing
-from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
+from stoker.corpus.records.receipts import (
+    Listing,
+    Receipt,
+    read_listing,
+    read_receipts,
+    write_listing,
+    write_receipt,
+)
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.corpus.staging.preflight import preflight
 from stoker.store import direct

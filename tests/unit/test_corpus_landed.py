@@ -7,16 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.corpus.quarantine.directory import Kept
-from stoker.corpus.quarantine.rules import due
-from stoker.corpus.records.demand import Demand, Unneeded
+from stoker.corpus.quarantine.directory import Kept, due
+from stoker.corpus.records.dataset import choose_training_set
 from stoker.corpus.records.index import Catalog
-from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.receipts import Demand, Listing, Receipt, Unneeded
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source
-from stoker.corpus.records.tokenizer_files import choose
-from stoker.corpus.schedule.decide import decide, differs
-from stoker.corpus.schedule.landing import demand_of, may_be_demanded
+from stoker.corpus.schedule.decide import decide, demand_of, differs, may_be_demanded
 from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
 
 LIMITS = Limits(stagers=1, builders=1, queue_files=3, queue_bytes=1000, release="after_proof")
@@ -156,9 +152,9 @@ class TestGivingUp:
 
     def test_the_tokenizer_does_not_wait_for_it(self) -> None:
         listing = Listing("d", (("a", 100), ("b", 100)), complete=False, revision="c")
-        waits = choose(listing, {"b": source("b", "staged")}, 100)
+        waits = choose_training_set(listing, {"b": source("b", "staged")}, 100)
         assert waits.wanted == {"a"}
-        goes_on = choose(listing, {"a": never_came("a"), "b": source("b", "staged")}, 100)
+        goes_on = choose_training_set(listing, {"a": never_came("a"), "b": source("b", "staged")}, 100)
         assert (goes_on.files, goes_on.ready) == ((("b", sha("b")),), True)
 
     def test_there_is_nothing_to_look_at_again(self) -> None:
@@ -204,7 +200,7 @@ class TestGivingBack:
         assert unneeded(replace(now, convicted={"a"})) == {}
 
     def test_so_many_are_asked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("stoker.corpus.schedule.landing.MOST_UNNEEDED", 2)
+        monkeypatch.setattr("stoker.corpus.schedule.decide.MOST_UNNEEDED", 2)
         now = situation(*(source(path, "released") for path in "abcd"), *map(receipt, "abcd"))
         assert list(demanded(now).unneeded) == ["a", "b"]
         now = replace(now, receipts={**now.receipts, "a": receipt("a", "releasing")})

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.quarantine.directory import Kept, mark, read_quarantine
-from stoker.corpus.quarantine.rules import (
+from stoker.corpus.quarantine.directory import (
     CLOCK_SLACK_S,
     OVER_BYTES,
     OVER_FILES,
     RELEASED,
+    Kept,
     drops,
     due,
+    mark,
+    read_quarantine,
     refusal,
 )
 from stoker.corpus.records.sources import EXCEEDS_DISK, Source, SourceState

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.records import record_dir
-from stoker.corpus.records.listing import Listing, listing_reader, write_listing
-from stoker.corpus.records.receipts import Receipt, write_receipt
+from stoker.corpus.records.receipts import Listing, Receipt, listing_reader, write_listing, write_receipt
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.store.errors import StorageError

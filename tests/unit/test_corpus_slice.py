@@ -8,7 +8,7 @@ import random
 import pytest
 
 from stoker.config.schema import Limit
-from stoker.corpus.records.limit import Slice, is_bounded, slice_of
+from stoker.corpus.records.dataset import Slice, is_bounded, slice_of
 from stoker.corpus.records.sources import Source, SourceState
 from support.books import books_of
 

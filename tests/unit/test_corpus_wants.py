@@ -237,7 +237,7 @@ class TestStretch:
     def stretch(
         self, home: Path, built: str, rows: int = 300, *, train_bytes: str = "10B"
     ) -> tuple[str, bool]:
-        from stoker.corpus.records.listing import Listing
+        from stoker.corpus.records.receipts import Listing
 
         pipeline = make_pipeline(
             home,

@@ -8,8 +8,7 @@ from hypothesis import strategies as some
 from stoker.corpus.fetch.selection import RemoteRules
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.records.listing import first
-from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.receipts import Receipt, ReceiptState, first
 from stoker.corpus.records.worklist import Worklist
 
 SUM, OTHER = "ab" * 32, "cd" * 32

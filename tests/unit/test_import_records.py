@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.records.books import Books
+from stoker.corpus.records.dataset import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.index import Catalog
-from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.receipts import Listing
+from stoker.corpus.records.sources import Books, Source
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Situation

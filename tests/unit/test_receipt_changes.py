@@ -21,8 +21,7 @@ from stoker.corpus.fetch.receipt_changes import (
     still_needed,
 )
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.records.demand import Unneeded
-from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.receipts import Receipt, ReceiptState, Unneeded
 from stoker.corpus.records.sources import Source, SourceState
 from stoker.corpus.source.folder import FileSeen
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.schedule.memory_steps import ALONE, SMALLEST, Attempt
-from stoker.corpus.schedule.outcome import Kind, Outcome
+from stoker.corpus.schedule.outcome import ALONE, SMALLEST, Attempt, Kind, Outcome
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.observe.headroom import MemoryFacts
 from stokerd.sharding.activities.base import FOOTER

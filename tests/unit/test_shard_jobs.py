@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Listing
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action
 from stoker.corpus.staging.finding import SET_INVALID, Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Listing
 from stoker.corpus.schedule.outcome import Kind, Outcome
 from stoker.store.errors import UnavailableError
 from stokerd.sharding import once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.corpus.records.pin import write_pin
+from stoker.corpus.records.dataset import write_pin
 from stokerd.sharding.startup import bring_in_line
 from support.shard_state import MakeShard, Shard
 

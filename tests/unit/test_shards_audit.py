@@ -16,11 +16,9 @@ import pytest
 import stoker.shards.audit.audit
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import Books
-from stoker.corpus.records.listing import Listing, write_listing
-from stoker.corpus.records.pin import DatasetPin, TokenizerPin, read_pin, write_pin
-from stoker.corpus.records.receipts import Receipt, read_receipts, write_receipt
-from stoker.corpus.records.sources import Source, read_sources, write_source
+from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, read_pin, write_pin
+from stoker.corpus.records.receipts import Listing, Receipt, read_receipts, write_listing, write_receipt
+from stoker.corpus.records.sources import Books, Source, read_sources, write_source
 from stoker.shards.audit.audit import DataAudit, audit_sets
 from stoker.shards.build.build_worker import main
 from stoker.shards.format.identity import set_key

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.corpus.records.books import Books
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.sources import Books, Source
 from stoker.shards.exchange import import_tokens
 from stoker.shards.exchange.import_set import Imported, claim, import_place, path_of
 from stoker.shards.exchange.import_source import ImportRefused, tokenizer_refusal

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.records.books import Books
+from stoker.corpus.records.sources import Books
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.manifest import (
     KINDS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.records.demand import Demand, Unneeded, read_demand
+from stoker.corpus.records.receipts import Demand, Unneeded, read_demand
 from stokerd.sharding.record_actions import LEAST_MISSED, keep_demand
 from support.shard_state import MakeShard, Shard
 

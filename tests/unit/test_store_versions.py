@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.fetch.landing import PARTS, Landing
-from stoker.corpus.records.listing import read_listing
-from stoker.corpus.records.pin import read_pin
-from stoker.corpus.records.receipts import read_receipts
+from stoker.corpus.records.dataset import read_pin
+from stoker.corpus.records.receipts import read_listing, read_receipts
 from stoker.corpus.records.sources import read_source, read_sources
 from stoker.kit.workers.exit import WorkerExit, raise_unknown_format
 from stoker.plan.timelines import read_timelines

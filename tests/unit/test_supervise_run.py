@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.pipeline.output import event_line
-from stoker.corpus.records.listing import Listing, write_listing
-from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.receipts import Listing, write_listing
 from stoker.corpus.records.sources import Source, write_source
 from stoker.plan.consumption import consumed_body
 from stoker.plan.growth import GrowthPolicy

@@ -1,4 +1,4 @@
-"""The daemons' option --files-list, which limits their work to the listed files."""
+"""`--files-list`: a text file that limits a daemon to the listed paths; one path of the listing a line."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 from pathlib import Path
 
-from stoker.corpus.records.files_list import insist_known, read_files_list
-from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Listing
 from stoker.kit.daemon import DaemonContext
-from stoker.store.errors import UnavailableError
+from stoker.store.errors import DataError, UnavailableError, UsageError
+from stoker.store.files import PathEscapes, inside
+
+_SHOWN = 5
 
 
 class FilesList:
@@ -41,3 +43,35 @@ class FilesList:
                 "--files-list cannot be checked: no file of the source is listed yet; run "
                 "`stoker-download-watchdog FILE --once` first"
             )
+
+
+def read_files_list(file: Path) -> frozenset[str]:
+    """Returns the paths in a list; empty lines are ignored.
+
+    Raises UsageError where the list is missing or names no path, DataError for a path that leads out of the
+    source.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--files-list {file}: {error}; name a text file of paths, one a line") from error
+    names = frozenset(line.removesuffix("\r") for line in lines if line.strip())
+    if not names:
+        raise UsageError(f"--files-list {file} names no file; put a path a line into it")
+    try:
+        for name in names:
+            inside(Path(), name)
+    except PathEscapes as error:
+        raise DataError(f"--files-list {file}: {error}") from error
+    return names
+
+
+def insist_known(names: Iterable[str], known: Collection[str], where: str) -> None:
+    """Raises a DataError that lists the names that are not known."""
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        raise DataError(
+            f"--files-list names what is not in {where}: {', '.join(unknown[:_SHOWN])}{more}; correct "
+            "the list (paths relative to the source, as `stoker events` shows them), or bring the files first"
+        )

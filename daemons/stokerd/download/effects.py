@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stoker.corpus.fetch.receipt_changes import Change
-from stoker.corpus.records.listing import Listing, read_listing, write_listing
-from stoker.corpus.records.receipts import Receipt, write_receipt
+from stoker.corpus.records.receipts import Listing, Receipt, read_listing, write_listing, write_receipt
 from stoker.corpus.records.record_dir import each_record
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, write_claims

@@ -14,8 +14,7 @@ from typing import Any
 
 from stoker.config.units import format_duration
 from stoker.corpus.fetch.receipt_changes import Change, hashed, looked_at_again, refused
-from stoker.corpus.records.demand import Unneeded
-from stoker.corpus.records.listing import first
+from stoker.corpus.records.receipts import Unneeded, first
 from stoker.corpus.source.arrivals import FolderRules, Look, Watched, file_of, settling, watch
 from stoker.corpus.source.folder import DEFAULT_INCLUDE, FileSeen
 from stoker.kit.daemon import DaemonContext

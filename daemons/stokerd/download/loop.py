@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.corpus.fetch.receipt_changes import Change, accepted, disputed
-from stoker.corpus.records.demand import Demand, Unneeded, demand_reader
+from stoker.corpus.records.receipts import Demand, Unneeded, demand_reader
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import WorkerPool
 from stoker.observe.progress import download_parts

@@ -15,8 +15,7 @@ from stoker.corpus.fetch.receipt_changes import Change
 from stoker.corpus.fetch.selection import RemoteRules, Stretch, landed_before, stretch_of
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import LOCAL
-from stoker.corpus.records.demand import Unneeded
-from stoker.corpus.records.listing import Listing, first
+from stoker.corpus.records.receipts import Listing, Unneeded, first
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source as SourceRecord
 from stoker.corpus.records.sources import read_source

@@ -7,13 +7,12 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from stoker.corpus.records.files_list import insist_known
-from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Listing
 from stoker.corpus.records.worklist import Listed, Rules
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import DataError
-from stokerd.common.files_list import FilesList
+from stokerd.common.files_list import FilesList, insist_known
 from stokerd.download.effects import Effects, read_receipts
 from stokerd.download.state import Pauses, State
 

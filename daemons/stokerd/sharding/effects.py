@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.corpus.quarantine.directory import Kept, mark, open_folder
-from stoker.corpus.records.demand import Demand, write_demand
-from stoker.corpus.records.pin import DatasetPin, write_pin
+from stoker.corpus.records.dataset import DatasetPin, write_pin
+from stoker.corpus.records.receipts import Demand, write_demand
 from stoker.corpus.records.sources import Source, write_source
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.activity import Activity

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.corpus.records.listing import listing_reader
-from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.receipts import Receipt, listing_reader
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import STAGE_SHARD

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, SOURCE_ROTTEN, Source, former_name
-from stoker.corpus.schedule.landing import demand_of
+from stoker.corpus.schedule.decide import demand_of
 from stoker.corpus.schedule.state import Action, Situation
 from stoker.corpus.staging.finding import Finding
 from stoker.store.layout import record_name

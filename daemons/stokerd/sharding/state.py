@@ -10,17 +10,15 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, cast
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.demand import read_demand
 from stoker.corpus.records.index import KEY16, Catalog
-from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.receipts import Receipt, read_demand
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.decide import differs
-from stoker.corpus.schedule.growth import Growth
-from stoker.corpus.schedule.landing import may_be_demanded
-from stoker.corpus.schedule.memory_steps import Attempt
+from stoker.corpus.schedule.decide import differs, may_be_demanded
+from stoker.corpus.schedule.outcome import Attempt
 from stoker.corpus.schedule.state import Limits, Situation, WarmContents
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.reconcile import parquet_name
+from stoker.corpus.staging.size_estimate import Growth
 from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import Job, WorkerPool

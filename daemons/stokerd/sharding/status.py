@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.quarantine.directory import KINDS
+from stoker.corpus.records.index import Sums
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL
-from stoker.corpus.records.sums import Sums
 from stoker.corpus.staging.size_estimate import amount_bytes
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.process.sampler import sample_process

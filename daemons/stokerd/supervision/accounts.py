@@ -10,7 +10,7 @@ from typing import Any
 from stoker.checkpoints.format import BODY, TIMELINES_COPY
 from stoker.checkpoints.retention import History
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.context import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
 from stoker.plan.consumption import consumed_body

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.backoff import Backoff
 from stoker.kit.events import Events
 from stoker.plan.growth import AHEAD_BATCHES, MISSING

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stoker.checkpoints.mirror.layout import waiting
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process.process_id import processes_with_environment, signal_process
 from stoker.kit.workers.parent import WorkerExit

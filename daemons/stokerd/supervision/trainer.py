@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock
 from stoker.kit.process.process_id import ProcessId, children_tree
 from stoker.kit.process.sampler import sample_tree

@@ -17,8 +17,7 @@ from benchlib.scenarios.download import peaks_until_end
 from benchlib.scenarios.records import write_record_undurably
 from stoker.config.load import load_pipeline
 from stoker.corpus.fetch.landing import PARTS
-from stoker.corpus.records.listing import read_listing
-from stoker.corpus.records.receipts import Receipt
+from stoker.corpus.records.receipts import Receipt, read_listing
 from stoker.store.layout import record_name
 
 COUNTS = (20, 50_000)

@@ -16,11 +16,9 @@ from typing import Any, ClassVar
 from benchlib.runner import Measures, Scenario
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import Books
-from stoker.corpus.records.listing import Listing, write_listing
-from stoker.corpus.records.pin import DatasetPin, TokenizerPin, write_pin
-from stoker.corpus.records.receipts import Receipt
-from stoker.corpus.records.sources import PUBLISHED, Source, SourceState
+from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
+from stoker.corpus.records.receipts import Listing, Receipt, write_listing
+from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState
 from stoker.kit.process.process_id import children_tree
 from stoker.shards.format.identity import build_id, set_key
 from stoker.shards.format.pinned import parameters_asked

@@ -19,7 +19,7 @@ from chaos.besieged import BesiegedScenario, Place
 from chaos.driver import Launch
 from chaos.job import Job
 from stoker.corpus.fetch.landing import EVIDENCE, PARTS
-from stoker.corpus.records.listing import read_listing
+from stoker.corpus.records.receipts import read_listing
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, pending_requests
 from support.bad_line import BARE, GENTLE, HARSH, SMALL, BadLine, BadUrls, Sizes

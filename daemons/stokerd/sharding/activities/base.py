@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
-from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.corpus.records.sources import PUBLISHED, Books, Source
 from stoker.corpus.schedule.outcome import Outcome, convicted
 from stoker.corpus.staging.disk_full import LOOK_S, Place
 from stoker.corpus.staging.finding import SET_INVALID, Finding

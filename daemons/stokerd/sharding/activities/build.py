@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.config.units import format_bytes
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.corpus.records.index import KEY16
-from stoker.corpus.records.pin import DatasetPin
 from stoker.corpus.records.sources import EXCEEDS_DISK, Source
-from stoker.corpus.schedule.growth import AGAIN, decide_growth
-from stoker.corpus.schedule.memory_steps import READ_ROWS, SMALLEST
-from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.schedule.outcome import READ_ROWS, SMALLEST, Outcome
 from stoker.corpus.staging.finding import Finding
-from stoker.corpus.staging.size_estimate import FILES_BYTES
+from stoker.corpus.staging.size_estimate import AGAIN, FILES_BYTES, decide_growth
 from stoker.kit.workers.pool import Job
 from stokerd.sharding.activities import base
 from stokerd.sharding.activities.base import Message, ShardActivity, marks

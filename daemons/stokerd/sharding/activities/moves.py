@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.records.books import Books
 from stoker.corpus.records.index import KEY16
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.sources import Books, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.config.units import format_bytes
-from stoker.corpus.schedule.memory_steps import ALONE, READ_ROWS, SMALLEST, Attempt, Ladder
+from stoker.corpus.schedule.outcome import ALONE, READ_ROWS, SMALLEST, Attempt, Ladder
 from stoker.corpus.schedule.state import Limits
 from stoker.corpus.staging.disk_full import LOOK_S, Place, has_room
 from stoker.kit.backoff import Retries

@@ -8,12 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.config.load import refuse
+from stoker.corpus.records.dataset import (
+    DatasetPin,
+    Slice,
+    TokenizerPin,
+    TrainingSet,
+    choose_training_set,
+    is_bounded,
+    read_pin,
+    slice_of,
+)
 from stoker.corpus.records.index import Catalog
-from stoker.corpus.records.limit import Slice, is_bounded, slice_of
-from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.pin import DatasetPin, TokenizerPin, read_pin
+from stoker.corpus.records.receipts import Listing
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL
-from stoker.corpus.records.tokenizer_files import TrainingSet, choose
 from stoker.kit.daemon import DaemonContext
 from stoker.shards.format.identity import build_id, set_key
 from stoker.shards.format.pinned import asked_of_tokenizer, parameters_asked, pin_faults
@@ -87,7 +94,7 @@ class Pinning:
             return frozenset()
         if listing is not None and most is not None:  # the listing may be older than the limit
             listing = replace(listing, files=listing.files[:most])
-        self.training = choose(listing, self._sources, train.train_bytes)
+        self.training = choose_training_set(listing, self._sources, train.train_bytes)
         return frozenset() if self.training is None else self.training.wanted
 
     def tokenizer_task(self, staged: Mapping[str, str]) -> dict[str, Any] | None:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.corpus.records.books import tokens_of
-from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.corpus.records.sources import PUBLISHED, Source, tokens_of
 from stoker.kit.daemon import DaemonContext
 from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.residency import Floors, ShardSet, next_use, to_evict, to_hydrate, urgency

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.quarantine.directory import Kept, read_quarantine
-from stoker.corpus.quarantine.rules import drops, due, findings, refusal
+from stoker.corpus.quarantine.directory import Kept, drops, due, findings, read_quarantine, refusal
 from stoker.corpus.records.sources import Source
 from stoker.kit.daemon import DaemonContext
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE, fetch_again

@@ -10,11 +10,10 @@ from stoker.config.units import format_bytes
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import buildable, stageable
-from stoker.corpus.schedule.growth import Growth
 from stoker.corpus.schedule.state import Room, Situation
 from stoker.corpus.staging.disk_full import Place
 from stoker.corpus.staging.reconcile import parquet_name, partial_copy
-from stoker.corpus.staging.size_estimate import Estimate, amount_bytes, ratio_of
+from stoker.corpus.staging.size_estimate import Estimate, Growth, amount_bytes, ratio_of
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Purpose, claimed_bytes, others_claims, room, write_claims
 from stoker.observe.ledger import Disk as DiskSize

@@ -12,7 +12,7 @@ import click
 from stoker.cli.options import PATH, counts, plural
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import read_pin
+from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources
 from stoker.shards.exchange.export_arrow import export_arrow
 from stoker.shards.exchange.export_nanogpt import export_nanogpt

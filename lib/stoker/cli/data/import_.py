@@ -13,8 +13,8 @@ import click
 from stoker.cli.ask_daemon import become_owner
 from stoker.cli.options import PATH, json_option, pipeline_file, print_json
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.listing import read_listing
-from stoker.corpus.records.pin import DatasetPin, read_pin, write_pin
+from stoker.corpus.records.dataset import DatasetPin, read_pin, write_pin
+from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.records.sources import read_sources
 from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_contents

@@ -13,7 +13,7 @@ from stoker.corpus.http.client import Manners
 from stoker.corpus.http.hub import hub_token
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed
-from stoker.corpus.records.listing import read_listing
+from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
 from stoker.kit.workers.activity import Activity

@@ -13,9 +13,8 @@ from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
-from stoker.corpus.records.books import tokens_of
-from stoker.corpus.records.pin import DatasetPin, read_pin
-from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
+from stoker.corpus.records.dataset import DatasetPin, read_pin
+from stoker.corpus.records.sources import PUBLISHED, Source, read_sources, tokens_of
 from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.kit.terminal.sentences import PHRASES
 from stoker.observe.status import read_status

@@ -14,7 +14,7 @@ from stoker.cli.runs.set_index import Document, Library, SegmentMap
 from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import read_pin
+from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
 from stoker.plan.log import Segment
 from stoker.plan.permutation import invert

@@ -9,8 +9,7 @@ from typing import Any
 from stoker.corpus.fetch.messages import Said
 from stoker.corpus.fetch.selection import speaks_of
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.records.demand import Unneeded
-from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.receipts import Receipt, ReceiptState, Unneeded
 from stoker.corpus.records.sources import Source
 from stoker.corpus.source.arrivals import is_rot
 from stoker.corpus.source.folder import FileSeen

@@ -14,11 +14,9 @@ from typing import Literal
 from stoker.config.schema import Pipeline
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.records.limit import slice_of
-from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.dataset import choose_training_set, slice_of
+from stoker.corpus.records.receipts import Listing, Receipt, ReceiptState
 from stoker.corpus.records.sources import TERMINAL, Source
-from stoker.corpus.records.tokenizer_files import choose
 from stoker.corpus.source.arrivals import file_of
 
 VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
@@ -122,6 +120,6 @@ def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeli
     wanted = set(islice((path for path in order if path not in counted), ahead))
     training = pipeline.tokenizer.train
     if training is not None:  # no file is built, and so counted, before all training files are here
-        wanted |= choose(listing, sources, training.train_bytes).wanted.intersection(order)
+        wanted |= choose_training_set(listing, sources, training.train_bytes).wanted.intersection(order)
     paths = frozenset(counted | wanted)
     return Stretch(paths, is_whole=len(paths) == len(order))

@@ -11,7 +11,7 @@ from stoker.config.schema import Source
 from stoker.corpus.http.hub import HubRepo, endpoint_of
 from stoker.corpus.http.remote_file import RemoteFile, shown
 from stoker.corpus.http.retry_rules import REFUSALS
-from stoker.corpus.records.listing import Listing
+from stoker.corpus.records.receipts import Listing
 from stoker.kit.workers.exit import WorkerExit
 from stoker.store.errors import ConfigError, UnavailableError
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import Books
-from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.corpus.records.sources import PUBLISHED, Books, Source
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.shards.audit.record_audit import Records, record_findings, source_findings
 from stoker.shards.audit.set_audit import audit_set

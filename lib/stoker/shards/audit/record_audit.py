@@ -8,10 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from stoker.config.schema import Limit, Pipeline
-from stoker.corpus.records.limit import slice_of
-from stoker.corpus.records.listing import Listing
-from stoker.corpus.records.pin import DatasetPin, read_pin
-from stoker.corpus.records.receipts import Receipt, read_receipts
+from stoker.corpus.records.dataset import DatasetPin, read_pin, slice_of
+from stoker.corpus.records.receipts import Listing, Receipt, read_receipts
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL, Source, read_sources
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
 from stoker.store.direct import hash_file

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stoker.corpus.records.books import EMPTY, SPLITS
+from stoker.corpus.records.sources import EMPTY, SPLITS
 from stoker.shards.build.builder import val_decision
 from stoker.shards.build.filters import make_filters, select
 from stoker.shards.build.parquet import ParquetText

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.records.books import Books
-from stoker.corpus.records.pin import DatasetPin
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.dataset import DatasetPin
+from stoker.corpus.records.sources import Books, Source
 from stoker.shards.format.identity import BuildParameters
 from stoker.shards.format.manifest import MANIFEST, Manifest
 from stoker.shards.format.proof import inspect_set, prove_set

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stoker.corpus.records.books import EMPTY, Books
+from stoker.corpus.records.sources import EMPTY, Books
 from stoker.kit.workers.child import Report
 from stoker.shards.build.batches import Batch
 from stoker.shards.build.commit import Committer, Progress, origin_of, recover

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.records.books import Books
+from stoker.corpus.records.sources import Books
 from stoker.shards.build.shard_writer import GrowingFile
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import make_dir, unlink_durably

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stoker.corpus.records.books import SPLITS
+from stoker.corpus.records.sources import SPLITS
 from stoker.shards.format.manifest import KINDS, OFFSET_BYTES, TOKEN_BYTES, data_name
 from stoker.store.errors import storage_errors
 from stoker.store.files import fsync_dir, opened, write_all

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.corpus.records.books import SPLITS, Books
-from stoker.corpus.records.pin import DatasetPin
-from stoker.corpus.records.sources import PUBLISHED, Source, write_source
+from stoker.corpus.records.dataset import DatasetPin
+from stoker.corpus.records.sources import PUBLISHED, SPLITS, Books, Source, write_source
 from stoker.shards.exchange.export_out import Sink
 from stoker.shards.exchange.import_source import Found, ImportRefused, look_at, tokenizer_refusal
 from stoker.shards.exchange.import_tokens import Progress, Tokens, end_of_text, pieces

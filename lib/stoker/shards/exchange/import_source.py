@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.corpus.records.books import SPLITS
+from stoker.corpus.records.sources import SPLITS
 from stoker.shards.format.manifest import SUMS, TOKEN_BYTES
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened

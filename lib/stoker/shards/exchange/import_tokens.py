@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.corpus.records.books import SPLITS
+from stoker.corpus.records.sources import SPLITS
 from stoker.shards.exchange.import_source import Found, ImportRefused, TokenFile
 from stoker.shards.format.identity import dtype_for
 from stoker.shards.format.manifest import EndOfText

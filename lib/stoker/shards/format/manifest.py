@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stoker.corpus.records.books import SPLITS, Books
+from stoker.corpus.records.sources import SPLITS, Books
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json, write_atomic

@@ -7,7 +7,7 @@ from typing import Any
 from stoker.config.checks import Fault
 from stoker.config.document import KeyPath
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import DatasetPin, TokenizerPin
+from stoker.corpus.records.dataset import DatasetPin, TokenizerPin
 from stoker.shards.format.identity import BuildParameters, Filters, build_id
 from stoker.store.direct import hash_file
 from stoker.store.errors import ConfigError

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from stoker.corpus.records.books import SPLITS
+from stoker.corpus.records.sources import SPLITS
 from stoker.shards.format.manifest import (
     BUILD_NOTE,
     MANIFEST,

@@ -16,9 +16,8 @@ from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.quarantine import quarantined
 from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.books import tokens_of
-from stoker.corpus.records.pin import DatasetPin, read_pin
-from stoker.corpus.records.sources import PUBLISHED, read_sources
+from stoker.corpus.records.dataset import DatasetPin, read_pin
+from stoker.corpus.records.sources import PUBLISHED, read_sources, tokens_of
 from stoker.plan.consumption import consumed_body
 from stoker.plan.log import Plan, read_plan, segment_key
 from stoker.plan.positions import START, Books, Position, books, left_after, tokens_before

@@ -12,7 +12,7 @@ from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import counts
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError

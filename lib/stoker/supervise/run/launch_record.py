@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.workers.launch import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.files import canonical_json

@@ -15,11 +15,10 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from stoker.corpus.records.books import tokens_of
-from stoker.corpus.records.listing import read_listing
-from stoker.corpus.records.pin import DatasetPin, read_pin
+from stoker.corpus.records.dataset import DatasetPin, read_pin
+from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.records.record_dir import RecordDir
-from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.corpus.records.sources import PUBLISHED, Source, tokens_of
 from stoker.plan import growth
 from stoker.plan.growth import GrowthPolicy, PlanSource
 from stoker.plan.log import Entry, Plan, PlanWriter, Segment, SetPair, read_plan, restore

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.pin import DatasetPin
+from stoker.corpus.records.dataset import DatasetPin
 from stoker.store.errors import DataError
 from stoker.store.record import require_version
 
