@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.kit.process.process_id import children_tree
+from stoker.kit.process import children_tree
 
 LONGEST_S = 1800.0
 EVERY_S, FIRST_EVERY_S = 0.1, 0.03  # looking costs time that is being measured

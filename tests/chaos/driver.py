@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from chaos import strace
 from chaos.job import Job
 from chaos.plan import Strike, plan_strikes
-from stoker.kit.process.process_id import ProcessId, signal_process
+from stoker.kit.process import ProcessId, signal_process
 
 _LOOK_S = 0.002
 

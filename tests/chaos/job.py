@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
+from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 
 START = "start"
 MARK = "STOKER_CHAOS_JOB"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.process.process_id import children_tree, signal_process
+from stoker.kit.process import children_tree, signal_process
 from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
 from support.audits import STOKER, audit_of

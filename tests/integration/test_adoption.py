@@ -15,7 +15,7 @@ import pytest
 
 from stoker.corpus.records.receipts import write_receipt
 from stoker.corpus.source.idle_io import NICE
-from stoker.kit.process.process_id import children_tree
+from stoker.kit.process import children_tree
 from support.downloads import stoker_command
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import wait_gone

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.checkpoints.mirror.layout import list_mirror
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
+from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from stoker.observe.status import read_status
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record

@@ -21,7 +21,7 @@ import pytest
 from stoker.corpus.records.sources import Source, write_source
 from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.lock import Lock, read_holder
-from stoker.kit.process.process_id import children_tree, signal_process
+from stoker.kit.process import children_tree, signal_process
 from stoker.kit.workers.parent import Worker
 from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD

@@ -13,7 +13,7 @@ import pytest
 from stoker.cli.pipeline.status import report_lines
 from stoker.corpus.fetch.landing import EVIDENCE
 from stoker.corpus.records.receipts import Demand, Unneeded, read_listing, write_demand
-from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
+from stoker.kit.process import ProcessId, children_tree, signal_process
 from stoker.observe.ledger import read_claims
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG

@@ -37,7 +37,7 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         [there, "-m", "pip", "install", "-q", f"huggingface_hub=={request.param}"], check=True, timeout=300
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.kit.workers.parent.sys", SimpleNamespace(executable=there))
+        patch.setattr("stoker.kit.workers.pipes.sys", SimpleNamespace(executable=there))
         patch.setenv("PYTHONPATH", str(LIBRARY))
         yield there
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.kit.lock import Lock, read_holder
-from stoker.kit.process.process_id import ProcessId, children_tree
+from stoker.kit.process import ProcessId, children_tree
 from support.processes import kill_tree, wait_gone
 from support.waiting import LONG_S, wait_until
 

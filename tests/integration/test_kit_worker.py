@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.process.process_id import ProcessId
-from stoker.kit.process.sampler import sample_process
+from stoker.kit.process import ProcessId, sample_process
 from stoker.kit.workers.activity import Bounds
 from stoker.kit.workers.child import LINE_LIMIT
 from stoker.kit.workers.parent import STALL_CPU_S, Worker, WorkerExit, WorkerNotStarted
@@ -260,7 +259,7 @@ def test_a_worker_above_its_memory_is_killed_at_once(start: Any) -> None:
 
 
 def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.kit.workers.launch import child_environment
+    from stoker.kit.exec import child_environment
 
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     assert not {"NOTIFY_SOCKET"} & child_environment({"A": "b"}).keys()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.kit.process.process_id import processes_with_environment
+from stoker.kit.process import processes_with_environment
 from stoker.store.record import read_record, write_record
 from stoker.supervise.replay.replay_site import Site
 from support.once import made_once

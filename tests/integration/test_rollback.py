@@ -15,7 +15,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.corpus.records.sources import write_source
-from stoker.kit.process.process_id import signal_process
+from stoker.kit.process import signal_process
 from stoker.plan.log import read_plan
 from stoker.plan.timelines import ancestry, committed, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.corpus.records.sources import Source, write_source
-from stoker.kit.process.process_id import children_tree
+from stoker.kit.process import children_tree
 from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker, stoker_command, urls_pipeline
 from support.loopback_hub import LoopbackHub
 from support.parquet import flip_page, write_columns, write_fineweb

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.cli.pipeline.foreground import LOG_BYTES
 from stoker.kit.lock import read_holder
-from stoker.kit.process.process_id import ProcessId, children_tree, processes_with_environment, signal_process
+from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline

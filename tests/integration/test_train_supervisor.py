@@ -13,7 +13,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.status import report_lines
-from stoker.kit.process.process_id import signal_process
+from stoker.kit.process import signal_process
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record, write_record

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit.process.process_id import ProcessId, signal_process
+from stoker.kit.process import ProcessId, signal_process
 from stoker.store.layout import TRAIN_SUPERVISOR
 from support.halting import halts_at, is_halted
 from support.processes import ENDING_S, wait_gone

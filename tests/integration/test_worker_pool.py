@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.kit.loop import Waiter
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.kit.workers import pool as pool_module
 from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.pool import ABANDONED, WorkerPool

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
+from stoker.kit.process import ProcessId, children_tree, signal_process
 from support.waiting import LONG_S, wait_until
 
 # For what has been told that it ended well: the time to vanish, far less than any stop time.

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stoker.kit.process.process_id import ProcessId, processes_with_environment, signal_process
-from stoker.kit.workers.launch import launch_command
+from stoker.kit.exec import launch_command
+from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from stoker.store.layout import DAEMONS
 from stoker.store.record import utc_now
 from support.mounts import free_bytes

@@ -13,7 +13,7 @@ import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stoker.kit.process.poll import readable
+from stoker.kit.process import readable
 from support.waiting import LONG_S
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.kit.process.process_id import ProcessId, processes_with_environment
+from stoker.kit.process import ProcessId, processes_with_environment
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.store.record import read_record
 from support.parquet import write_fineweb

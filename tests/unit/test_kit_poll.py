@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.kit.process.poll import readable
+from stoker.kit.process import readable
 
 BEYOND_SELECT = 1024
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from stoker.kit.backoff import Backoff
 from stoker.kit.log import Log, format_fields, journal_datagram
-from stoker.kit.process.lines import LineBuffer
-from stoker.kit.process.process_id import ProcessId, children_tree, processes_with_environment, signal_process
+from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.kit.systemd import Notifier
+from stoker.kit.workers.child import LineBuffer
 from stoker.kit.workers.exit import WorkerExit
 
 
@@ -204,8 +204,8 @@ def test_children_and_environments_are_found_and_the_dead_are_not() -> None:
 def test_a_subreaper_reaps_the_orphans_it_inherits_and_leaves_its_own_children_to_their_owners() -> None:
     code = """
 import os, subprocess, sys, time
-from stoker.kit.process.prctl import set_child_subreaper
-from stoker.kit.process.process_id import children_tree, reap_strays
+from stoker.kit.exec import set_child_subreaper
+from stoker.kit.process import children_tree, reap_strays
 set_child_subreaper()
 own = subprocess.Popen(["true"])
 subprocess.run(["sh", "-c", "sleep 0.01 & echo $!"], check=True, stdout=open(sys.argv[1], "w"))

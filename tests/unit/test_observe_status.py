@@ -10,7 +10,7 @@ import pytest
 
 from stoker.kit.context import write_shown
 from stoker.kit.lock import Lock
-from stoker.kit.process.sampler import Sample, own_peak_rss, sample_process, sample_tree
+from stoker.kit.process import Sample, own_peak_rss, sample_process, sample_tree
 from stoker.observe.status import read_status
 from stoker.store.layout import DAEMONS, STAGE_SHARD, RuntimeLayout, StateLayout
 

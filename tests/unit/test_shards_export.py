@@ -259,7 +259,7 @@ def run_export(
         "from stoker.cli.main import exit_code\n"
         f"for what, most in {limits or {}}.items(): resource.setrlimit(what, (most, most))\n"
         "code = exit_code(sys.argv[1:])\n"
-        "from stoker.kit.process.sampler import own_peak_rss\n"
+        "from stoker.kit.process import own_peak_rss\n"
         "print(own_peak_rss())\n"
         "sys.exit(code)"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.config.schema import BackoffPolicy, Supervise
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.supervise import actions as do
 from stoker.supervise.actions import Leftovers
 from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, AskedRollback, Seen, decide

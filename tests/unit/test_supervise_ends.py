@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stoker.checkpoints.mirror.layout import Mirrored
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.plan.timelines import Timeline, read_timelines
 from stoker.store.log import ChainedLog
 from stoker.supervise import actions as do

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.plan.growth import ENOUGH
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView, heard

@@ -12,7 +12,7 @@ from stoker.corpus.records.index import Sums
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL
 from stoker.corpus.staging.size_estimate import amount_bytes
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.process.sampler import sample_process
+from stoker.kit.process import sample_process
 from stoker.observe.progress import shard_parts
 from stoker.observe.rate import Rate
 from stokerd.common.progress import ProgressTeller

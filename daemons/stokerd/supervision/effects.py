@@ -11,7 +11,7 @@ from typing import Any
 from stoker.checkpoints.mirror.layout import waiting
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock, read_holder
-from stoker.kit.process.process_id import processes_with_environment, signal_process
+from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.positions import Position
 from stoker.store.errors import DataError, LockHeld, Transient

@@ -13,8 +13,8 @@ from dataclasses import replace
 from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.retention import counts
 from stoker.kit.context import DaemonContext
-from stoker.kit.process.prctl import set_child_subreaper
-from stoker.kit.process.process_id import reap_strays
+from stoker.kit.exec import set_child_subreaper
+from stoker.kit.process import reap_strays
 from stoker.store.errors import StorageError
 from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
 from stoker.supervise.decide import Seen, decide, mirror_job

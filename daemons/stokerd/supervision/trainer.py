@@ -10,8 +10,7 @@ from typing import Any
 
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock
-from stoker.kit.process.process_id import ProcessId, children_tree
-from stoker.kit.process.sampler import sample_tree
+from stoker.kit.process import ProcessId, children_tree, sample_tree
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import new_id, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect

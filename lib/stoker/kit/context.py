@@ -16,7 +16,7 @@ from stoker.kit.events import Events
 from stoker.kit.log import Log
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.kit.systemd import Notifier
 from stoker.store.files import write_atomic
 from stoker.store.layout import runtime_dir

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,9 +22,8 @@ from stoker.kit.context import STOP_SIGNALS, DaemonContext
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
-from stoker.kit.process.open_files import allow_open_files
 from stoker.kit.state_owner import take_up_state
-from stoker.store.errors import LockHeld, StokerError, storage_errors
+from stoker.store.errors import LockHeld, StokerError, UnavailableError, storage_errors
 from stoker.store.files import sweep_temporaries
 
 __all__ = ["DaemonContext", "daemon_main"]
@@ -31,6 +31,10 @@ __all__ = ["DaemonContext", "daemon_main"]
 FAILED_S = 30.0
 COMMAND_PURPOSE = "command"  # the lock's purpose while a command does a stopped daemon's work for a moment
 COMMAND_PATIENCE_S = 30.0
+WANTED_FILES = 8192  # enough for a thousand workers (three pipes and a pidfd each); a higher limit is kept
+LEAST_FILES = (
+    256  # enough for a daemon with workers on a few CPUs; with fewer, the first busy hour ends in EMFILE
+)
 
 Story = Callable[[DaemonContext], int]
 
@@ -50,7 +54,7 @@ def daemon_main(
     waiter = Waiter()
     waiter.signals(*STOP_SIGNALS, signal.SIGHUP)  # from here on a stop signal leads to an orderly stop
     try:
-        allow_open_files()
+        _allow_open_files()
         pipeline = load_pipeline(options.file)
         take_up_state(pipeline)
         with _lock(pipeline, name, waiter) as lock:
@@ -91,6 +95,24 @@ def _parse(
         return parser.parse_args(argv)
     except SystemExit as error:  # argparse has printed the error or the help
         return os.EX_USAGE if error.code else 0
+
+
+def _allow_open_files() -> None:
+    """Raises the soft limit on open files, which children inherit, to WANTED_FILES or as far as granted.
+
+    Shells and services pass on soft limits from the days of select(2). Raises UnavailableError where fewer
+    than LEAST_FILES files may be open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    granted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < granted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+        soft = granted
+    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+        raise UnavailableError(
+            f"only {hard} files may be open at once, {LEAST_FILES} are needed; raise the hard limit "
+            "(ulimit -Hn, LimitNOFILE= of the unit)"
+        )
 
 
 def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:

@@ -1,18 +1,61 @@
-"""Starts a command that ends with its parent: `python -m stoker.kit.exec PPID -- CMD...`.
+"""Ties children to their parent: `python -m stoker.kit.exec PPID -- CMD...` starts one that ends with it.
 
-Sets the death signal (SIGTERM), checks that PPID is still the parent, then becomes CMD. Exit codes before CMD
-runs: 64 usage, 75 the parent is gone, 126 not executable, 127 not found.
+The program sets the death signal (SIGTERM), checks that PPID is still the parent, then becomes CMD. Exit
+codes before CMD runs: 64 usage, 75 the parent is gone, 126 not executable, 127 not found. This module imports
+little because it is the first to run in every child.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
-
-from stoker.kit.process.prctl import set_death_signal
+from collections.abc import Mapping
 
 USAGE = "usage: python -m stoker.kit.exec PPID -- CMD [ARGUMENT...]"
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+PR_SET_CHILD_SUBREAPER = 36
+# Variables that the service manager sets for the daemon, not for its children.
+DAEMON_VARIABLES = {
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
+    *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
+}
+
+
+def _prctl(option: int, argument: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}, {argument}): {os.strerror(code)}")
+
+
+def set_death_signal(signum: signal.Signals) -> None:
+    """Asks the kernel for this signal when the thread that created this process ends.
+
+    The setting survives exec, not fork. The parent may have ended before the call: compare os.getppid() with
+    the expected parent afterwards.
+    """
+    _prctl(PR_SET_PDEATHSIG, signum)
+
+
+def set_child_subreaper() -> None:
+    """Makes this process the parent of every descendant whose own parent ends; the setting survives exec."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns this process's environment for a child, without the daemon's own variables and with `extra`."""
+    inherited = {name: value for name, value in os.environ.items() if name not in DAEMON_VARIABLES}
+    return {**inherited, **(extra or {})}
+
+
+def launch_command(command: list[str]) -> list[str]:
+    """Returns the command that starts `command` as a child of this process, through the exec launcher.
+
+    -P: a file in the working directory must not replace a module.
+    """
+    return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *command]
 
 
 def main(argv: list[str]) -> int:

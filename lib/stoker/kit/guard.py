@@ -28,9 +28,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from stoker.kit.process.poll import readable
-from stoker.kit.process.prctl import set_child_subreaper, set_death_signal
-from stoker.kit.process.process_id import ProcessId, children_tree, signal_process
+from stoker.kit.exec import launch_command, set_child_subreaper, set_death_signal
+from stoker.kit.process import ProcessId, children_tree, readable, signal_process
 
 IDLE_S = 5.0  # between two checks of the parent, in case its death signal gets lost
 STOPPING_S = 0.2  # between two searches for processes that have not had their TERM
@@ -78,8 +77,7 @@ class Guard:
 
     def _start(self) -> int:
         # Through the exec launcher: if this guard is killed, the kernel asks the trainer to save and end.
-        launcher = [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *self._command]
-        child = os.posix_spawn(sys.executable, launcher, os.environ, setsigmask=[])
+        child = os.posix_spawn(sys.executable, launch_command(self._command), os.environ, setsigmask=[])
         self._report(started=child, start_ticks=ProcessId.of(child).start_ticks)
         return child
 

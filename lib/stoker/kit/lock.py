@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.store.errors import LockHeld, StorageError, storage_errors
 from stoker.store.record import parse_json, utc_now
 

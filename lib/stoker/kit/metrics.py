@@ -23,7 +23,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stoker.kit.process.sampler import sample_process
+from stoker.kit.process import sample_process
 from stoker.store.errors import ConfigError, UnavailableError
 
 PREFIX = "stoker_"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stoker.checkpoints.mirror.layout import Mirrored
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.supervise.health.exits import Exit
 from stoker.supervise.mirror.inventory import Look
 from stoker.supervise.state import Phase

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from stoker.kit.process.process_id import ProcessId
+from stoker.kit.process import ProcessId
 from stoker.plan.positions import Position
 from stoker.store.record import require_version
 from stoker.supervise.health.exits import Exit

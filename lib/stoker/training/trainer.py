@@ -13,8 +13,8 @@ import sys
 import traceback
 from collections.abc import Mapping
 
+from stoker.kit.exec import set_death_signal
 from stoker.kit.lock import Lock
-from stoker.kit.process.prctl import set_death_signal
 from stoker.store.errors import StokerError
 from stoker.training.launch import Launch, read_launch
 from stoker.training.protocol import Protocol, Stop, StopAsked

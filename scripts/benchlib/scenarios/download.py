@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 from stoker.config.load import load_pipeline
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.records.receipts import read_receipts
-from stoker.kit.process.process_id import children_tree
+from stoker.kit.process import children_tree
 from support.loopback_hub import REPO, LoopbackHub
 
 FILES = 20

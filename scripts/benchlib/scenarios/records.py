@@ -19,7 +19,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.receipts import Listing, Receipt, write_listing
 from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState
-from stoker.kit.process.process_id import children_tree
+from stoker.kit.process import children_tree
 from stoker.shards.format.identity import build_id, set_key
 from stoker.shards.format.pinned import parameters_asked
 from stoker.store.files import canonical_json

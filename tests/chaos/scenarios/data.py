@@ -15,7 +15,7 @@ from typing import ClassVar
 from chaos.driver import Launch, Scenario
 from chaos.job import MARK, Job
 from stoker.corpus.records.sources import Source
-from stoker.kit.process.process_id import processes_with_environment
+from stoker.kit.process import processes_with_environment
 from support.builds import run_to_end
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline

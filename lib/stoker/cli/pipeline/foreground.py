@@ -18,10 +18,10 @@ from typing import Any
 from stoker.cli.pipeline.output import LABELS, Daemons, Output
 from stoker.config.schema import Pipeline
 from stoker.kit.backoff import Backoff
+from stoker.kit.exec import child_environment, launch_command
 from stoker.kit.loop import Waiter
-from stoker.kit.process.process_id import processes_with_environment, signal_process
+from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.terminal.sentences import harmless
-from stoker.kit.workers.launch import child_environment, launch_command
 from stoker.observe.status import read_status
 from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR

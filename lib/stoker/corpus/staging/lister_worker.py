@@ -40,7 +40,7 @@ from stoker.corpus.source.folder import PassedOver, Selection, is_unfinished, lo
 from stoker.corpus.staging.disk_contents import OwnerMark, look_at, measure
 from stoker.kit.file_watch import Watch
 from stoker.kit.lock import Lock, read_contents, read_holder, still_named
-from stoker.kit.process.poll import readable
+from stoker.kit.process import readable
 from stoker.kit.throttle import ALIVE_EVERY_S, paced
 from stoker.kit.workers.child import InputClosed, Report, run_worker
 from stoker.store.errors import ConfigError, LockHeld, UnavailableError

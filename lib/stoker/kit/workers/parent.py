@@ -14,12 +14,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from stoker.kit.process.poll import readable
-from stoker.kit.process.sampler import sample_process
+from stoker.kit.process import readable, sample_process
 from stoker.kit.workers.activity import Bounds
 from stoker.kit.workers.exit import Bound, ExitKind, WorkerExit
-from stoker.kit.workers.launch import WorkerNotStarted, launch
-from stoker.kit.workers.pipes import Pipes
+from stoker.kit.workers.pipes import Pipes, WorkerNotStarted, launch
 from stoker.store.record import parse_json
 
 __all__ = ["Worker", "WorkerExit", "WorkerNotStarted"]

@@ -1,20 +1,53 @@
-"""A worker's three pipes on the daemon's side; no call waits for the worker."""
+"""A worker's process and its three pipes on the daemon's side; no call waits for the worker."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.kit.process.lines import LineBuffer
-from stoker.kit.workers.child import LINE_LIMIT
+from stoker.kit.exec import child_environment, launch_command
+from stoker.kit.workers.child import LINE_LIMIT, PARENT_VARIABLE, LineBuffer
+from stoker.store.errors import Transient
 
 STDERR_LINES, STDERR_LINE_BYTES = 300, 4096  # enough for the stacks of a dozen threads
 READS_AT_ONCE = 64  # of 64 KiB
+# The system has no room for another process or its pipes: limits on processes, memory or descriptors.
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# Workers scale by processes; numpy's thread pool, which no worker uses, doubles the time to load numpy.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class WorkerNotStarted(Transient):
+    """The system has no room for another process now."""
+
+
+def launch(module: str, name: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts `python -m module` with three pipes, as a worker of this process."""
+    try:
+        return subprocess.Popen(
+            launch_command([sys.executable, "-P", "-m", module]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=child_environment({**ONE_THREAD, **environ, PARENT_VARIABLE: str(os.getpid())}),
+            process_group=0,  # the daemon handles Ctrl-C; and a kill of the group ends the worker's helpers
+        )
+    except OSError as error:
+        if error.errno not in _SHORTAGES:
+            raise
+        raise WorkerNotStarted(
+            f"no process can be started for {name}: {error.strerror}; end others, or raise the limit "
+            "on processes (TasksMax=, ulimit -u), memory or open files"
+        ) from error
 
 
 class Pipes:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from stoker.kit.loop import Event, Waiter
-from stoker.kit.process.process_id import processes_with_environment, signal_process
-from stoker.kit.process.sampler import sample_process, sample_tree
+from stoker.kit.process import processes_with_environment, sample_process, sample_tree, signal_process
 from stoker.kit.workers.activity import Activity, Bounds
 from stoker.kit.workers.exit import raise_unknown_format
-from stoker.kit.workers.launch import POOL_VARIABLE
 from stoker.kit.workers.parent import KILL_WAIT_S, Worker, WorkerExit
 from stoker.store.errors import Transient
 
+POOL_VARIABLE = "STOKER_CREW"  # names the pool, so that its workers are found after their daemon died
 STOP_GRACE_S = 5.0
 LOOK_S = 1.0  # between two checks of the workers' bounds
 IDLE_S = 60.0  # how long an idle worker is kept for the next task of its module

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stoker.kit.process.sampler import own_peak_rss
+from stoker.kit.process import own_peak_rss
 from stoker.kit.throttle import heartbeat
 from stoker.kit.workers.child import Report
 from stoker.shards.build.builder import Build, BuildTask

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.kit.process.sampler import sample_process
+from stoker.kit.process import sample_process
 from stoker.supervise.health.trainer_protocol import Moment
 
 SUSPECT_S = 20.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin
-from stoker.kit.workers.launch import DAEMON_VARIABLES
+from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout

@@ -1,4 +1,4 @@
-"""Processes identified by (pid, start time): their descendants from /proc, signals through a pidfd.
+"""Processes identified by (pid, start time): their tree, memory and CPU time from /proc, signals by pidfd.
 
 The guard imports this module: standard library only, and none of its big modules.
 """
@@ -6,14 +6,17 @@ The guard imports this module: standard library only, and none of its big module
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import signal
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 # Fields of /proc/PID/stat, counted after the command name (proc(5)).
-_STATE, _PARENT, _START = 0, 1, 19
+_STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START, _RSS_PAGES = 0, 1, 11, 12, 19, 21
 _DEAD = ("Z", "X")
+_PAGE, _TICK_S = os.sysconf("SC_PAGE_SIZE"), 1 / os.sysconf("SC_CLK_TCK")
 
 
 class ProcessId(NamedTuple):
@@ -36,9 +39,16 @@ class ProcessId(NamedTuple):
         return int(fields[_START]) == self.start_ticks and fields[_STATE] not in _DEAD
 
 
-def _stat(pid: int) -> list[str]:
+class Sample(NamedTuple):
+    """Resident bytes now, and CPU seconds used so far by all threads."""
+
+    rss_bytes: int
+    cpu_s: float
+
+
+def _stat(pid: int, proc: os.PathLike[str] | str = "/proc") -> list[str]:
     try:
-        text = _read(f"/proc/{pid}/stat")
+        text = _read(f"{proc}/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):  # ESRCH: the process ended between open and read
         raise ProcessLookupError(f"no process {pid}") from None
     # The command name is in parentheses and may itself hold spaces and parentheses.
@@ -137,3 +147,37 @@ def reap_strays(known: Collection[int]) -> list[int]:
             with contextlib.suppress(ChildProcessError):  # another waiter in this process was quicker
                 reaped.append(os.waitpid(pid, os.WNOHANG)[0])
     return reaped
+
+
+def sample_process(pid: int, proc: os.PathLike[str] | str = "/proc") -> Sample:
+    """Returns the sample of a process, zeros when it is gone. Reads /proc, which no hung mount blocks."""
+    try:
+        fields = _stat(pid, proc)
+    except ProcessLookupError:
+        return Sample(0, 0.0)
+    ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+    return Sample(int(fields[_RSS_PAGES]) * _PAGE, ticks * _TICK_S)
+
+
+def sample_tree(pid: int) -> int:
+    """Returns the resident bytes of a process and its descendants, 0 when gone; each counts shared pages."""
+    pids = (pid, *(child.pid for child in children_tree(pid)))
+    return sum(sample_process(each).rss_bytes for each in pids)
+
+
+def own_peak_rss() -> int:
+    """Returns the peak of this process's resident bytes."""
+    lines = _read("/proc/self/status").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"VmHWM:"))
+
+
+def readable(*descriptors: int, timeout_s: float | None = None) -> set[int]:
+    """Returns the descriptors that are readable or at their end, after at most timeout_s (None: no limit).
+
+    Unlike select(2), poll(2) takes descriptors above 1,023.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    wait_ms = None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)
+    return {descriptor for descriptor, _ in poll.poll(wait_ms)}
