@@ -11,10 +11,9 @@ import yaml
 from pydantic import ValidationError
 
 from stoker.config import units
-from stoker.config.checks import notes
-from stoker.config.disk import disk_faults, disk_notes
+from stoker.config.checks import disk_faults, disk_notes, notes
 from stoker.config.load import examples_dir, load_pipeline
-from stoker.config.local import network_type
+from stoker.config.places import network_type
 from stoker.config.schema import ModelShape
 from stoker.config.show import effective_yaml, masked
 from support.config_files import MINIMAL, load_text, problems_of, write_pipeline

@@ -1,14 +1,18 @@
-"""Checks across keys: keys that contradict each other, and values that this version does not support yet."""
+"""Checks across keys: contradictions, values that are not supported yet, and the size of the hot disk.
+
+The hot budget is the disk's size less `stage.free_floor`, which Stoker never fills.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from stoker.config.apart import overlaps, places
 from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
+from stoker.config.places import overlaps, places
 from stoker.config.schema import Evict, Pipeline, Source
+from stoker.config.units import format_bytes, format_count, write_count
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Fault:
     text: str
 
 
+SEGMENT_SHARE = 3  # the trainer reads a segment, builders fill the next, a rollback may need the last
 Rule = tuple[object, str, str]  # true where the rule is broken, the dotted key, the error text
 
 # The required key of each kind of source, and the advice for it.
@@ -67,6 +72,58 @@ def notes(pipeline: Pipeline) -> list[Fault]:
             ),
         ]
     )
+
+
+def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
+    """Returns the settings that can never work on a hot disk of this size, with numbers."""
+    free, size = pipeline.stage.free_floor, format_bytes(hot_bytes)
+    floors = {"stage.free_floor": free}
+    at_once = {"train.start_when.tokens": pipeline.train.start_when.tokens}
+    if pipeline.warm is not None:
+        floors["evict.target_free"] = pipeline.evict.target_free or 0
+        at_once["evict.min_active_tokens"] = pipeline.evict.min_active_tokens
+    rules: list[Rule] = []
+    for key, floor in floors.items():
+        full = f"{format_bytes(floor)} are to stay free on a hot disk of {size}: nothing would ever be staged"
+        rules.append((floor >= hot_bytes, key, f"{full} there; lower it"))
+    for key, tokens in at_once.items():
+        needed, room = (
+            tokens * _token_bytes(pipeline),
+            f"{size} less {format_bytes(free)} of stage.free_floor",
+        )
+        text = f"{tokens} tokens take {format_bytes(needed)}, and hot holds {room} stage.free_floor; lower it"
+        rules.append((needed > max(0, hot_bytes - free), key, text))
+    return _broken(rules)
+
+
+def disk_notes(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
+    """Returns the settings that work badly on a hot disk of this size."""
+    budget = hot_bytes - pipeline.stage.free_floor
+    segment = pipeline.plan.segment_tokens * _token_bytes(pipeline)
+    if segment * SEGMENT_SHARE <= budget:
+        return []
+    most = max(1, budget // SEGMENT_SHARE // _token_bytes(pipeline))
+    unit = 10 ** max(0, len(str(most)) - 2)  # two significant digits, as a person would write
+    why = (
+        "shard sets leave for warm only when a whole segment is behind the run"
+        if pipeline.warm is not None
+        else "it is drawn only once so much is proven, or the data is complete"
+    )
+    text = (
+        f"{format_count(pipeline.plan.segment_tokens)} tokens take {format_bytes(segment)}, more than a "
+        f"third of the {format_bytes(budget)} that hot holds above stage.free_floor; {why}. "
+        f"At most {write_count(most // unit * unit)} fit well"
+    )
+    return [Fault(("plan", "segment_tokens"), text)]
+
+
+def _token_bytes(pipeline: Pipeline) -> int:
+    return 2 if vocabulary(pipeline) <= 1 << 16 else 4
+
+
+def vocabulary(pipeline: Pipeline) -> int:
+    """Returns the vocabulary size; does not open a given tokenizer, but assumes a large one."""
+    return pipeline.tokenizer.train.vocab_size if pipeline.tokenizer.train else 1 << 17
 
 
 def _broken(rules: Iterable[Rule]) -> list[Fault]:
@@ -162,11 +219,6 @@ def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:
     train = pipeline.train
     for asks, key, text in (
         (train.launcher.processes > 1, "train.launcher.processes", "trains in one process only; write 1"),
-        (
-            train.launcher.devices != "auto",
-            "train.launcher.devices",
-            "does not choose devices yet; write auto",
-        ),
         (train.command is not None, "train.command", "starts its own trainer only; write null"),
         (train.on_checkpoint, "train.on_checkpoint", "runs no command at a checkpoint yet; write null"),
         (pipeline.notify, "notify", "sends no notifications yet; write []"),

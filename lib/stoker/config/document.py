@@ -142,7 +142,7 @@ def parse_document(text: str, file: str) -> Document:
 def parse_value(text: str, file: str) -> Document:
     """Parses a YAML value, such as an environment variable's text, into the key `value`."""
     root = compose(text, file)
-    reader = _Reader(file, with_lines=False)
+    reader = _Reader(file)
     reader.marks = {(): Mark(file, 0), ("value",): Mark(file, 0)}
     value = None if root is None else reader.value(root, ("value",))
     return Document({"value": value}, reader.marks, reader.problems)
@@ -180,15 +180,14 @@ def _advice(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> s
 class _Reader:
     """Turns YAML nodes into values, and collects the place of every key and item."""
 
-    def __init__(self, file: str, *, with_lines: bool = True) -> None:
+    def __init__(self, file: str) -> None:
         self.file = file
-        self.with_lines = with_lines
         self.marks: dict[KeyPath, Mark] = {}
         self.problems: list[Problem] = []
         self._seen: set[int] = set()
 
     def mark(self, node: yaml.Node) -> Mark:
-        return Mark(self.file, node.start_mark.line + 1 if self.with_lines else 0)
+        return Mark(self.file, node.start_mark.line + 1)
 
     def wrong(self, node: yaml.Node, path: KeyPath, text: str) -> None:
         self.problems.append(Problem(self.mark(node), dotted(path), text))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from stoker.config.checks import Fault, faults
 from stoker.config.document import Document, KeyPath, Problem, Unreadable, read_document
 from stoker.config.environment import apply_overrides
-from stoker.config.local import on_network
+from stoker.config.places import on_network
 from stoker.config.problems import explain, nearest
 from stoker.config.schema import Pipeline
 from stoker.store.errors import ConfigError

@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo
 
 from stoker.config import units
 from stoker.config.document import Plain
@@ -106,13 +106,6 @@ def read_auto_or_count(value: object) -> int | str:
     return "auto" if value == "auto" else count
 
 
-def read_devices(value: object) -> tuple[int, ...] | str:
-    """Reads `auto`, or a list of device numbers."""
-    if value != "auto" and not isinstance(value, list | tuple):
-        raise ValueError("must be auto, or a list of device numbers like [0, 1]")
-    return "auto" if value == "auto" else tuple(read_count(item) for item in value)
-
-
 def read_epochs(value: object) -> int | None:
     """Reads a number of epochs of at least 1; returns None for `unlimited`."""
     count = None if value in (None, "unlimited") else read_count(value)
@@ -152,23 +145,41 @@ _dataset_name = _named(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", "dataset's name; use letters, digits, . _ and -, at most 80 of them"
 )
 
+AS_WRITTEN = {"notation": "file"}  # the context of a dump whose values have the notation of the file
+
+
+def _writer(write: Callable[[Any], str]) -> PlainSerializer:
+    """Returns a serializer that applies `write` in a dump AS_WRITTEN, and changes no value in others."""
+
+    def serialized(value: Any, info: SerializationInfo) -> Any:
+        if info.context != AS_WRITTEN:
+            return value
+        written = write(value)
+        return int(written) if written.isdigit() else written
+
+    return PlainSerializer(serialized)
+
+
+_Count = Annotated[int, BeforeValidator(read_count), _writer(units.write_count)]
+_Size = Annotated[int, BeforeValidator(read_size), _writer(units.write_size)]
+_Duration = Annotated[float, BeforeValidator(read_duration), _writer(units.write_duration)]
+Number = Annotated[float, BeforeValidator(read_number)]
+
 Text = Annotated[str, BeforeValidator(read_text)]
 Name = Annotated[str, BeforeValidator(_name)]
 DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
 Flag = Annotated[bool, BeforeValidator(read_flag)]
 FilePath = Annotated[Path, BeforeValidator(read_path)]
-Natural = Annotated[int, BeforeValidator(read_count), Field(ge=0)]
-Positive = Annotated[int, BeforeValidator(read_count), Field(ge=1)]
-Size = Annotated[int, BeforeValidator(read_size), Field(ge=0)]
-PositiveSize = Annotated[int, BeforeValidator(read_size), Field(ge=1)]
-Seconds = Annotated[float, BeforeValidator(read_duration), Field(ge=0)]
-PositiveSeconds = Annotated[float, BeforeValidator(read_duration), Field(gt=0)]
-Number = Annotated[float, BeforeValidator(read_number)]
-PositiveNumber = Annotated[float, BeforeValidator(read_number), Field(gt=0)]
-Share = Annotated[float, BeforeValidator(read_number), Field(ge=0, le=1)]
-ShareBelowOne = Annotated[float, BeforeValidator(read_number), Field(ge=0, lt=1)]
+Natural = Annotated[_Count, Field(ge=0)]
+Positive = Annotated[_Count, Field(ge=1)]
+Size = Annotated[_Size, Field(ge=0)]
+PositiveSize = Annotated[_Size, Field(ge=1)]
+Seconds = Annotated[_Duration, Field(ge=0)]
+PositiveSeconds = Annotated[_Duration, Field(gt=0)]
+PositiveNumber = Annotated[Number, Field(gt=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[Number, Field(ge=0, lt=1)]
 AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(read_auto_or_count)]
 Precision = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(read_precision)]
 Epochs = Annotated[int | None, BeforeValidator(read_epochs)]
 Follow = Annotated[Literal[False, "new_commits"], BeforeValidator(read_follow)]
-Devices = Annotated[tuple[int, ...] | Literal["auto"], BeforeValidator(read_devices)]

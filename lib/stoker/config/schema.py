@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from stoker.config.reading import (
     AutoOrCount,
     DatasetName,
-    Devices,
     Epochs,
     FilePath,
     Flag,
@@ -216,7 +215,7 @@ class Checkpoint(Section):
 
 class Launcher(Section):
     processes: Positive = 1
-    devices: Devices = "auto"
+    devices: Literal["auto"] = "auto"  # this version does not choose devices
 
 
 class Train(Section):

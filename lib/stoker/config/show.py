@@ -5,27 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
-from stoker.config import reading, units
-from stoker.config.schema import Pipeline, Section
+from stoker.config.reading import AS_WRITTEN
+from stoker.config.schema import Pipeline
 
 MASK = "********"
 _SECRET_KEY = re.compile(r"^notify$|(^|_)(token|secret|password|key)$")
-_WRITERS = {
-    reading.read_size: units.write_size,
-    reading.read_count: units.write_count,
-    reading.read_duration: units.write_duration,
-}
 
 
 def effective_yaml(pipeline: Pipeline) -> str:
     """Returns the whole configuration as YAML, with possible secrets masked."""
+    shown = pipeline.model_dump(context=AS_WRITTEN)
+    shown["plan"]["epochs"] = shown["plan"]["epochs"] or "unlimited"
+    # A tokenizer is either trained or given: the other key as null would look like a contradiction.
+    shown["tokenizer"] = {name: value for name, value in shown["tokenizer"].items() if value is not None}
     text: str = yaml.dump(
-        _section(pipeline),
+        masked("", shown),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -45,38 +44,6 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(
     tuple, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
 )
-
-
-def _section(section: Section) -> dict[str, Any]:
-    shown: dict[str, Any] = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if name == "epochs" and value is None:
-            shown[name] = "unlimited"
-        elif isinstance(value, Section):
-            shown[name] = _section(value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            shown[name] = _number(value, [*field.metadata, *_inner_metadata(field.annotation)])
-        else:
-            shown[name] = masked(name, value)
-    # A tokenizer is either trained or given: the other key as null would look like a contradiction.
-    return {
-        name: value for name, value in shown.items() if value is not None or name not in ("train", "file")
-    }
-
-
-def _inner_metadata(annotation: Any) -> list[Any]:
-    """Returns the markers of `Annotated[...] | None`, which pydantic leaves inside the union."""
-    return [mark for arm in get_args(annotation) for mark in getattr(arm, "__metadata__", ())]
-
-
-def _number(value: int | float, metadata: list[Any]) -> Any:
-    for mark in metadata:
-        writer: Any = _WRITERS.get(getattr(mark, "func", None))  # type: ignore[arg-type]
-        if writer is not None:
-            written: str = writer(value)
-            return int(written) if written.isdigit() else written
-    return value
 
 
 def masked(name: str, value: Any) -> Any:

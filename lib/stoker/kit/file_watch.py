@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.config.local import on_network
+from stoker.config.places import on_network
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent

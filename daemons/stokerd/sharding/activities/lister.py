@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.config.disk import disk_faults
+from stoker.config.checks import disk_faults
 from stoker.config.load import refuse
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import PUBLISHED

@@ -18,11 +18,10 @@ import click
 from stoker.cli.options import pipeline_file, printable
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
 from stoker.cli.worker_jobs import WorkerFailed, work
-from stoker.config.apart import nested_through_links
-from stoker.config.checks import Fault, notes
-from stoker.config.disk import disk_faults, disk_notes
+from stoker.config.checks import Fault, disk_faults, disk_notes, notes
 from stoker.config.document import dotted
 from stoker.config.load import refuse
+from stoker.config.places import nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from stoker.cli.options import plural
-from stoker.config.checks import Fault
-from stoker.config.disk import vocabulary
+from stoker.config.checks import Fault, vocabulary
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_count
 from stoker.supervise.run.gates import DataInView, gate_wants, start_gate

@@ -35,7 +35,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.config.apart import SOURCE, overlaps
+from stoker.config.places import SOURCE, overlaps
 from stoker.corpus.source.folder import PassedOver, Selection, is_unfinished, look_through
 from stoker.corpus.staging.disk_contents import OwnerMark, look_at, measure
 from stoker.kit.file_watch import Watch

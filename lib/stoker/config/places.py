@@ -1,8 +1,9 @@
-"""Finds overlaps of directories that must be apart: those that Stoker writes, and the source."""
+"""Where a pipeline's directories lie: overlaps of those that must be apart, and network file systems."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,13 @@ if TYPE_CHECKING:
     from stoker.config.schema import Pipeline
 
 SOURCE = "dataset.source.path"
+# Locks and fsync are unreliable on these.
+NETWORK_TYPES = frozenset({
+    "afs", "beegfs", "ceph", "cifs", "davfs", "fhgfs", "fuse.ceph", "fuse.cephfs", "fuse.davfs2",
+    "fuse.gcsfuse", "fuse.glusterfs", "fuse.mfs", "fuse.moosefs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "pvfs2", "smb2", "smb3", "smbfs",
+    "wekafs",
+})  # fmt: skip
 
 
 def places(pipeline: Pipeline) -> dict[str, Path]:
@@ -39,3 +47,28 @@ def nested_through_links(pipeline: Pipeline) -> list[tuple[tuple[str, ...], str]
     """Returns the overlaps of the resolved paths; reads links on the disks, so no daemon calls it."""
     real = {key: Path(os.path.realpath(path)) for key, path in places(pipeline).items()}
     return [(tuple(key.split(".")), text) for key, text in overlaps(real)] if SOURCE in real else []
+
+
+def network_type(path: Path, mountinfo: str) -> str | None:
+    """Returns the network file system type of an absolute path, from a mountinfo text; None if local."""
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        left, dash, right = line.partition(" - ")
+        fields = left.split(" ")
+        if not dash or len(fields) < 5:
+            continue
+        # The kernel writes a space, tab, newline or backslash in a mount point as three octal digits.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
+        depth = len(point.parts)
+        # A later mount on the same point hides the earlier one.
+        if path.is_relative_to(point) and depth >= best:
+            best, kind = depth, right.split(" ")[0]
+    return kind if kind in NETWORK_TYPES else None
+
+
+def on_network(path: Path) -> str | None:
+    """Returns the network file system type of a path, which need not exist yet; None if local."""
+    mountinfo = Path("/proc/self/mountinfo")
+    if not mountinfo.exists():
+        return None
+    return network_type(Path(os.path.realpath(path)), mountinfo.read_text(errors="surrogateescape"))
