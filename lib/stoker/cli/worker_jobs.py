@@ -1,8 +1,7 @@
-"""Runs a worker process for a command and waits for its end."""
+"""Runs worker processes for a command and waits for their ends."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,25 +24,33 @@ class WorkerFailed(StokerError):
         self.exit_code = code if code in range(64, 79) else EXIT_UNAVAILABLE
 
 
-def work(
-    activity: Activity,
-    task: Mapping[str, Any],
-    what: str,
-    hear: Callable[[Mapping[str, Any]], None] = lambda message: None,
-) -> dict[str, Any]:
-    """Returns the result of a worker's task; without a result raises WorkerFailed, beginning with `what`."""
-    with contextlib.closing(Waiter()) as waiter:
-        pool = WorkerPool[None]("command", waiter)
-        try:
-            pool.start(activity, what, task, None)
-            while True:
-                for _, messages, ended in pool.hear():
-                    for message in messages:
-                        hear(message)
-                    if ended is not None and ended.result is None:
-                        raise WorkerFailed(what, ended)
-                    if ended is not None and ended.result is not None:
-                        return ended.result
-                pool.wait(LOOK_S)
-        finally:
-            pool.stop()
+class Workers:
+    """Runs one task at a time; its workers end with the `with` block."""
+
+    def __enter__(self) -> Workers:
+        self._waiter = Waiter()
+        self._pool = WorkerPool[None]("command", self._waiter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.stop()
+        self._waiter.close()
+
+    def run(
+        self,
+        activity: Activity,
+        task: Mapping[str, Any],
+        what: str,
+        hear: Callable[[Mapping[str, Any]], None] = lambda message: None,
+    ) -> dict[str, Any]:
+        """Returns the result of a task; without a result raises WorkerFailed, beginning with `what`."""
+        self._pool.start(activity, what, task, None)
+        while True:
+            for _, messages, ended in self._pool.hear():
+                for message in messages:
+                    hear(message)
+                if ended is not None and ended.result is None:
+                    raise WorkerFailed(what, ended)
+                if ended is not None and ended.result is not None:
+                    return ended.result
+            self._pool.wait(LOOK_S)

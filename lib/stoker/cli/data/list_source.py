@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.worker_jobs import work
+from stoker.cli.worker_jobs import Workers
 from stoker.config.schema import Pipeline, Source
 from stoker.corpus.http.client import Manners
 from stoker.corpus.http.hub import hub_token
@@ -63,7 +63,8 @@ def _ask(pipeline: Pipeline, source: Source) -> Listed:
     module, task = listing_task(source, pinned=pinned)
     origin, repo = origin_of(source), repo_of(source)
     what = f"{origin} cannot be listed"
-    result = work(Activity("list", module, LIST_QUIET_S), task, what, hear)
+    with Workers() as workers:
+        result = workers.run(Activity("list", module, LIST_QUIET_S), task, what, hear)
     if result["status"] == "failed":
         failure = FetchFailed(result["class"], result["reason"], retry_after_s=result.get("retry_after_s"))
         raise error_of(failure, what)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import signal
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,20 @@ import click
 
 from stoker.cli.ask_daemon import become_owner
 from stoker.cli.options import counts, one_line, pipeline_file, plural
+from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.receipts import Receipt, read_receipts
-from stoker.corpus.source.hash_worker import hash_unchanged
-from stoker.corpus.source.idle_io import Background, give_way
 from stoker.kit.terminal.live_lines import Footer
-from stoker.store.errors import StorageError, UnavailableError, UsageError
+from stoker.kit.workers.activity import Activity
+from stoker.store.errors import UnavailableError, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import RecordDamaged, read_record
 from stoker.store.requests import file_request
 
 EXIT_FINDING, EXIT_UNREADABLE = 1, 74
-LOOK_S = 0.5
-STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+HASH = Activity("hash", "stoker.corpus.source.hash_worker", is_reusable=True)
 ROW = "{:<10}  {}  {}"
 BAD = ("wrong", "missing", "unreadable")  # verdicts beside `true`, and `passed` of a receipt that changed
 
@@ -42,7 +39,7 @@ def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
     """Hash every source file of FILE that is on disk, and compare it with its receipt.
 
     Prints a line for each file that is wrong, missing or unreadable, then a summary; other users of the disk
-    go first. Reads download.files_at_once files at a time. Files released on purpose do not count as missing.
+    go first. Files released on purpose do not count as missing.
 
     A file of a folder is rotten when its content changed while its size, time and inode did not: Stoker
     builds nothing from it until a good copy replaces it, or until --accept, which hashes nothing, accepts it.
@@ -81,12 +78,6 @@ def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
     return EXIT_UNREADABLE if check.counts["unreadable"] else 0
 
 
-def _take_signals() -> None:
-    """Runs the handlers of signals that came meanwhile, which raise."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
 class Check:
     """A pass over the receipts; a receipt that changes meanwhile gets no verdict.
 
@@ -95,13 +86,11 @@ class Check:
 
     def __init__(self, pipeline: Pipeline, receipts: Mapping[str, Receipt], *, dispute: bool) -> None:
         self.pipeline, self.dispute = pipeline, dispute
-        self.receipts = [receipt for _, receipt in receipts.items()]
+        self.receipts = [receipt for _, receipt in sorted(receipts.items())]
         self.files = [receipt for receipt in self.receipts if receipt.usable or receipt.rotten]
         self.counts: Counter[str] = Counter()
         self.is_cached = False
         self.disputed = self._done = 0
-        self._read: dict[str, int] = {}  # bytes read so far of each file being read, by path
-        self._is_stopped = False
         self._size = sum(receipt.size for receipt in self.files)
         self._footer = Footer()
 
@@ -109,24 +98,12 @@ class Check:
         """Hashes every file whose size is that of its receipt, and records a verdict for each receipt."""
         if self.files:
             self._insist_on_the_disk()
-        background = Background()
-        pool = ThreadPoolExecutor(self.pipeline.download.files_at_once, initializer=give_way)
-        # An interrupt inside a future's lock would leave it locked, and the end would wait for it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        looks = [pool.submit(self._look, receipt, background) for receipt in self.files]
         try:
-            for receipt, look in zip(self.files, looks, strict=True):
-                while not look.done():
-                    wait([look], LOOK_S)
-                    self._show()
-                    _take_signals()
-                self._judged(receipt, *look.result())
-                _take_signals()
+            with Workers() as workers:
+                for receipt in self.files:
+                    self._judged(receipt, *self._look(receipt, workers))
         finally:
-            self._is_stopped = True
-            pool.shutdown(cancel_futures=True)
             self._footer.clear()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _insist_on_the_disk(self) -> None:
         """Raises UnavailableError where the disk is not mounted.
@@ -138,8 +115,8 @@ class Check:
         if not mark.is_dir():
             raise UnavailableError(f"{mark} is not there although files are receipted in it; mount the disk")
 
-    def _look(self, receipt: Receipt, background: Background) -> tuple[str, str]:
-        """Returns a file's verdict and reason; runs in a thread of the pool."""
+    def _look(self, receipt: Receipt, workers: Workers) -> tuple[str, str]:
+        """Returns a file's verdict and reason."""
         root, path = self.pipeline.source_root, Path(receipt.file)
         try:
             found = path.lstat()
@@ -153,19 +130,13 @@ class Check:
             return "wrong", f"no file of {receipt.size} bytes, as its receipt says: {found.st_size} bytes"
         task = {"root": str(root), "path": receipt.path, "size": found.st_size}
         task |= {"mtime_ns": found.st_mtime_ns, "inode": found.st_ino}
+        hasher = replace(HASH, silent_s=self.pipeline.download.stall)
         try:
-            result = hash_unchanged(task, functools.partial(self._hashing, receipt.path), background)
-        except StorageError as error:
-            return "unreadable", str(error)
-        finally:
-            self._read.pop(receipt.path, None)
+            result = workers.run(hasher, task, "it could not be hashed", self._show)
+        except WorkerFailed as failed:
+            return "unreadable", str(failed)
         self.is_cached |= bool(result.get("cached"))
         return _verdict(receipt, result)
-
-    def _hashing(self, path: str, _kind: str, *, bytes: int) -> None:
-        if self._is_stopped:
-            raise InterruptedError
-        self._read[path] = bytes
 
     def _judged(self, receipt: Receipt, verdict: str, reason: str) -> None:
         if verdict == "missing":
@@ -193,8 +164,8 @@ class Check:
         except (FileNotFoundError, RecordDamaged):
             return False
 
-    def _show(self) -> None:
-        done = self._done + sum(tuple(self._read.values()))
+    def _show(self, hashed: Mapping[str, Any]) -> None:
+        done = self._done + hashed["bytes"]
         share = f"{100 * done / max(1, self._size):.1f} % of {format_bytes(self._size)}"
         words = [f"{self.counts.total():,}/{len(self.files):,} files", share, *self._bad()]
         self._footer.show(lambda width: "  ".join(words)[:width])

@@ -17,7 +17,7 @@ import click
 
 from stoker.cli.options import pipeline_file, printable
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
-from stoker.cli.worker_jobs import WorkerFailed, work
+from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.checks import Fault, disk_faults, disk_notes, notes
 from stoker.config.document import dotted
 from stoker.config.load import refuse
@@ -178,7 +178,8 @@ def _survey(pipeline: Pipeline) -> dict[str, Any]:
         "columns": filters_asked(pipeline).columns(),
     }
     try:
-        return work(SURVEY, task, "it cannot be looked through")
+        with Workers() as workers:
+            return workers.run(SURVEY, task, "it cannot be looked through")
     except WorkerFailed as failed:
         return {"problem": str(failed)}
 

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -31,7 +30,7 @@ _SET, _GET, _WHO_PROCESS, _IDLE = 0, 1, 1, 3 << _CLASS_SHIFT
 
 
 class Background:
-    """The pauses of one process's readers; any thread calls step() between reads.
+    """The pauses of one process's reader, which calls step() between reads.
 
     `look` returns how much time was spent waiting for the disk since its last call; `moment` is a clock that
     all readers of the machine share, so that they pause at the same time.
@@ -47,22 +46,20 @@ class Background:
         self._moment, self._pause = moment, pause
         self._next = _after(moment())
         self._read = 0  # bytes since the last pause
-        self._still = threading.Lock()
 
     def step(self, size: int, alive: Callable[[], None] = lambda: None) -> None:
         """Records a read; pauses when due, and for as long as other processes wait for the disk.
 
         `alive` is called meanwhile.
         """
-        with self._still:  # while one thread pauses, the other threads do
-            self._read += size
-            if self._read < LITTLE or self._moment() < self._next:
-                return
-            for _ in range(MOST_TURNS):
-                if not self._others_wait(alive):
-                    break
-                self._still_until(_after(self._moment()), alive)
-            self._read, self._next = 0, _after(self._moment())
+        self._read += size
+        if self._read < LITTLE or self._moment() < self._next:
+            return
+        for _ in range(MOST_TURNS):
+            if not self._others_wait(alive):
+                break
+            self._still_until(_after(self._moment()), alive)
+        self._read, self._next = 0, _after(self._moment())
 
     def following(self, tell: Callable[[int], None]) -> Callable[[int], None]:
         """Returns a progress callback that passes a file's read bytes on to `tell` and pauses in between."""
