@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.events import read_events
+from stoker.kit.events import EventTail
 from stoker.kit.lock import Lock, read_holder
 from stoker.observe.status import read_status
 from stoker.store.layout import StateLayout
@@ -101,7 +101,7 @@ class House:
         return read_status(self.layout)[NAME]
 
     def events(self) -> list[str]:
-        return [event["event"] for event in read_events(self.layout)]
+        return [event["event"] for event in EventTail(self.layout).new()]
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_an_error_ends_as_an_event_and_an_exit_code(house: House, story: str, co
     house.story.write_text(story)
     ended = house.run()
     assert ended.returncode == code
-    failed = read_events(house.layout)[-1]
+    failed = EventTail(house.layout).new()[-1]
     assert failed["event"] == "daemon_failed" and words in failed["message"] and failed["exit_code"] == code
     assert ("Traceback" in ended.stderr) == (story == "bug")
     assert house.status()["body"]["state"] == "failed"

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from stoker.kit.process import ProcessId, sample_process
-from stoker.kit.workers.activity import Bounds
 from stoker.kit.workers.child import LINE_LIMIT
-from stoker.kit.workers.parent import STALL_CPU_S, Worker, WorkerExit, WorkerNotStarted
+from stoker.kit.workers.parent import STALL_CPU_S, Bounds, Worker, WorkerExit, WorkerNotStarted
 from support.processes import wait_gone
 from support.waiting import LONG_S, wait_until
 

@@ -16,8 +16,7 @@ import pytest
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId
 from stoker.kit.workers import pool as pool_module
-from stoker.kit.workers.activity import Activity
-from stoker.kit.workers.pool import ABANDONED, WorkerPool
+from stoker.kit.workers.pool import ABANDONED, Activity, WorkerPool
 from support.fuse import WHY_NO_FUSE, FuseMount, fuse_is_here
 from support.mounts import apart
 from support.pools import heard

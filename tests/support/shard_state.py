@@ -17,9 +17,8 @@ from stoker.corpus.staging.reconcile import parquet_name
 from stoker.kit.context import DaemonContext
 from stoker.kit.events import Events
 from stoker.kit.loop import Waiter
-from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker
-from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.observe.ledger import Disk as DiskSize
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, record_name
 from stoker.store.record import read_record

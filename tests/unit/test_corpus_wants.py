@@ -22,7 +22,7 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.sources import Source
 from stoker.corpus.source.remote_listing import Listed, NotListed, listing_outcome
-from stoker.kit.workers.exit import WorkerExit
+from stoker.kit.workers.parent import WorkerExit
 from stokerd.download.failures import blame
 from support.books import books_of
 from support.pipelines import make_pipeline

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.disk_reserve import Reserve
+from stoker.kit.context import Reserve
 from support.mounts import WHY_NOT, apart
 
 MIB = 1 << 20
@@ -56,7 +56,6 @@ def test_a_reserve_is_given_back_once_and_made_again_when_there_is_room(
 ) -> None:
     free = SimpleNamespace(bytes=100 * MIB)
     monkeypatch.setattr(Reserve, "_space", lambda self: (free.bytes, 200 * MIB))
-    monkeypatch.setattr("stoker.kit.disk_reserve.LOOK_EVERY_S", 0.0)
     told = Alerts()
     reserve = reserve_at(tmp_path / "reserve", told)
     reserve.look()
@@ -80,15 +79,14 @@ FILL = """
 import errno, os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from stoker.kit import disk_reserve
+from stoker.kit.context import Reserve
 from stoker.store.files import write_atomic
 from support.mounts import mount_small
 
-disk_reserve.LOOK_EVERY_S = 0.0
 place = Path(sys.argv[1])
 mount_small(place, 8 << 20)
 events = SimpleNamespace(record=lambda *args, **fields: None)
-reserve = disk_reserve.Reserve(place / "reserve", events, 1 << 20)
+reserve = Reserve(place / "reserve", events, 1 << 20)
 assert reserve.held
 with open(place / "filler", "wb", buffering=0) as filler:
     try:

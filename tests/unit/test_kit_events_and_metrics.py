@@ -13,8 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.kit import events as events_module
-from stoker.kit.events import Events, read_events
-from stoker.kit.log import Log
+from stoker.kit.events import Events, EventTail, Log
 from stoker.kit.metrics import Figure, Metrics
 from stoker.store.errors import ConfigError, UnavailableError
 from stoker.store.layout import StateLayout
@@ -38,7 +37,7 @@ def metrics() -> Iterator[Metrics]:
 
 
 def new_events(layout: StateLayout, metrics: Metrics | None = None) -> Events:
-    return Events(layout, DAEMON, "demo", Log(DAEMON, "demo", environ={}), metrics or Metrics(DAEMON, "demo"))
+    return Events(layout, Log(DAEMON, "demo", environ={}), (metrics or Metrics(DAEMON, "demo")).events)
 
 
 def test_an_event_is_on_disk_in_the_log_and_counted(
@@ -47,7 +46,7 @@ def test_an_event_is_on_disk_in_the_log_and_counted(
     events = new_events(layout, metrics)
     events.record("source_quarantined", "warning", message="page 3 is rotten", path="a.parquet")
     events.record("source_proven", path="b.parquet")
-    first, second = read_events(layout)
+    first, second = EventTail(layout).new()
     assert first["event"] == "source_quarantined" and first["path"] == "a.parquet"
     assert (first["level"], first["pipeline"], first["daemon"]) == ("warning", "demo", DAEMON)
     assert (first["seq"], second["seq"]) == (1, 2) and first["time"].endswith("Z")
@@ -62,7 +61,7 @@ def test_the_numbering_goes_on_after_a_restart_and_a_torn_line(layout: StateLayo
     with layout.events(DAEMON).open("ab") as stream:
         stream.write(b'{"event":"torn')
     new_events(layout).record("two")
-    assert [(event["event"], event["seq"]) for event in read_events(layout)] == [("one", 1), ("two", 2)]
+    assert [(event["event"], event["seq"]) for event in EventTail(layout).new()] == [("one", 1), ("two", 2)]
 
 
 def test_events_keep_to_their_budget_and_to_their_numbering(
@@ -72,7 +71,7 @@ def test_events_keep_to_their_budget_and_to_their_numbering(
     events = new_events(layout)
     for number in range(100):
         events.record("tick", number=number)
-    kept = read_events(layout)
+    kept = EventTail(layout).new()
     assert 0 < len(kept) < 40 and kept[-1]["seq"] == 100
     files = (layout.state / "events").iterdir()
     assert sum(file.stat().st_size for file in files) < 4000 + 300
@@ -90,7 +89,7 @@ def test_a_disk_that_takes_no_event_is_said_once_and_stops_nothing(
     layout.create()
     events.record("tick", number=3)
     assert "event=events_writable" in capfd.readouterr().err
-    assert [event["number"] for event in read_events(layout)] == [3]
+    assert [event["number"] for event in EventTail(layout).new()] == [3]
 
 
 def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: Metrics) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.kit.terminal.sentences import SENTENCES, sentence
+from stoker.kit.terminal import SENTENCES, sentence
 
 SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
 

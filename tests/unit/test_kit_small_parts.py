@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.kit.backoff import Backoff
-from stoker.kit.log import Log, format_fields, journal_datagram
+from stoker.kit.context import Notifier
+from stoker.kit.events import Log, format_fields, journal_datagram
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
-from stoker.kit.systemd import Notifier
 from stoker.kit.workers.child import LineBuffer
-from stoker.kit.workers.exit import WorkerExit
+from stoker.kit.workers.parent import WorkerExit
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.integers(1, 7))
@@ -133,7 +133,7 @@ def test_the_journal_gets_fields_when_stderr_is_connected_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "journal")
-    monkeypatch.setattr("stoker.kit.log.JOURNAL_SOCKET", path)
+    monkeypatch.setattr("stoker.kit.events.JOURNAL_SOCKET", path)
     stderr = os.fstat(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)

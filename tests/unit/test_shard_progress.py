@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.cli.pipeline.status import report_lines
-from stoker.kit.terminal.live_lines import Footer
+from stoker.kit.terminal import Footer
 from stoker.observe.progress import progress_line, shard_parts
 from stoker.observe.rate import Rate
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stoker.kit.events import Events, read_events
-from stoker.kit.log import Log
+from stoker.kit.events import Events, EventTail, Log
 from stoker.kit.metrics import Metrics
 from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.requests import file_request
@@ -20,7 +19,7 @@ def test_what_cannot_be_moved_is_told_once_and_moved_when_it_can(tmp_path: Path)
     box = RequestBox(
         layout,
         STAGE_SHARD,
-        Events(layout, STAGE_SHARD, "demo", Log(STAGE_SHARD, "demo", environ={}), metrics),
+        Events(layout, Log(STAGE_SHARD, "demo", environ={}), metrics.events),
     )
     directory = layout.requests(STAGE_SHARD)
     (directory / os.fsdecode(b"\xff.json")).write_bytes(b"{}")
@@ -29,7 +28,7 @@ def test_what_cannot_be_moved_is_told_once_and_moved_when_it_can(tmp_path: Path)
     asked = file_request(layout, STAGE_SHARD, "verify", {})
     for _ in range(3):
         assert [request.id for request in box.read()] == [asked]
-    (told,) = read_events(layout)
+    (told,) = EventTail(layout).new()
     assert (told["event"], told["path"]) == ("request_stuck", f"{directory}/\\udcff.json")
 
     layout.quarantine.unlink()

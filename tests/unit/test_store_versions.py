@@ -12,7 +12,8 @@ from stoker.corpus.fetch.landing import PARTS, Landing
 from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.receipts import read_listing, read_receipts
 from stoker.corpus.records.sources import read_source, read_sources
-from stoker.kit.workers.exit import WorkerExit, raise_unknown_format
+from stoker.kit.workers.parent import WorkerExit
+from stoker.kit.workers.pool import raise_unknown_format
 from stoker.plan.timelines import read_timelines
 from stoker.shards.build.commit import PROGRESS, recover
 from stoker.store.errors import UnknownFormat

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from stoker.kit.loop import Waiter
-from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import Worker, WorkerExit
-from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.pool import Activity, WorkerPool
 
 Words = list[dict[str, Any]]
 DONE = WorkerExit("finished", result={"status": "done"})

@@ -9,9 +9,8 @@ from typing import Any
 from stoker.corpus.fetch.messages import Said, fetch_task
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.pool import Activity, WorkerPool
 from stoker.store.errors import UnavailableError
 from stokerd.download.state import State
 

@@ -18,9 +18,8 @@ from stoker.corpus.records.receipts import Unneeded, first
 from stoker.corpus.source.arrivals import FolderRules, Look, Watched, file_of, settling, watch
 from stoker.corpus.source.folder import DEFAULT_INCLUDE, FileSeen
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER

@@ -30,9 +30,8 @@ from stoker.corpus.source.remote_listing import (
     shown_as,
 )
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.failures import FetchFailures
 from stokerd.download.fetcher import FETCHER, Fetcher

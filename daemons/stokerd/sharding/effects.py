@@ -15,7 +15,7 @@ from stoker.corpus.records.dataset import DatasetPin, write_pin
 from stoker.corpus.records.receipts import Demand, write_demand
 from stoker.corpus.records.sources import Source, write_source
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.pool import Activity
 from stoker.store.files import remove_durably, remove_tree, unlink_durably
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import utc_now

@@ -5,9 +5,8 @@ Workers on warm have a separate pool: a worker that hangs in a dead mount must n
 
 from __future__ import annotations
 
-from stoker.kit.workers import activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import ABANDONED, WorkerPool
+from stoker.kit.workers.pool import ABANDONED, Activity, WorkerPool
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.supervise.actions import Job
 from stokerd.supervision.jobs import ACTIVITIES, MIRROR
@@ -43,7 +42,7 @@ class Workers:
         if job.slot == MIRROR:
             self._warm.end_leftovers(KILLED_WAIT_S)
             pool = self._warm
-        kind = activity.Activity(job.kind, mine.module, job.silent_s)
+        kind = Activity(job.kind, mine.module, job.silent_s)
         pool.start(kind, job.slot, mine.task(self._run, job), job)
 
     def ended(self) -> list[tuple[Job, WorkerExit]]:

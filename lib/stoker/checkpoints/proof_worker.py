@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.proof import Proof, prove_checkpoint
-from stoker.kit.throttle import heartbeat
-from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.child import Report, heartbeat, run_worker
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from stoker.config.schema import Pipeline
-from stoker.kit.lock import read_holder
-from stoker.kit.state_owner import require_own_state
+from stoker.kit.lock import read_holder, require_own_state
 from stoker.store.requests import file_request, read_outcome
 
 POLL_S = 0.2

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from stoker.kit.terminal.sentences import harmless
+from stoker.kit.terminal import harmless
 
 F = TypeVar("F", bound=Callable[..., Any])
 # No check here that the path exists or is readable: the reader's own error also names a remedy.

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.kit.loop import Waiter
-from stoker.kit.workers.activity import Activity
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.pool import Activity, WorkerPool
 from stoker.store.errors import StokerError
 
 LOOK_S = 0.5

@@ -1,29 +1,142 @@
-"""The services a daemon's main function gets: configuration, log, events, metrics, event loop, heartbeat."""
+"""The services a daemon's main function gets: configuration, log, events, metrics, loop and reserve."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
+import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.kit.disk_reserve import Reserve
-from stoker.kit.events import Events
-from stoker.kit.log import Log
+from stoker.kit.events import Events, Log
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
 from stoker.kit.process import ProcessId
-from stoker.kit.systemd import Notifier
-from stoker.store.files import write_atomic
+from stoker.store.errors import StorageError, storage_errors
+from stoker.store.files import fsync_dir, opened, unlink_durably, write_atomic
 from stoker.store.layout import runtime_dir
 from stoker.store.record import RecordDamaged, set_aside, utc_now
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
 BEAT_S = 1.0  # the shortest time between two status writes, unless systemd's watchdog needs them more often
+RESERVE_BYTES = 4 << 20  # a thousand records, or the events of a bad week
+SPARE = 4  # created only where this many times its size are free: the reserve itself must not fill the disk
+NEARLY_FULL_BYTES = 64 << 10  # a record still fits, the next might not
+STATUS_BYTES = 200  # systemd cuts a longer line
+
+
+class Notifier:
+    """Notifies systemd of the daemon's state (sd_notify(3)); outside systemd every call does nothing.
+
+    Sends to the socket of NOTIFY_SOCKET, if set; never blocks, and a failure never stops a daemon.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.watchdog_interval_s: float | None = None  # set only where the watchdog is meant for this process
+        self._socket: socket.socket | None = None
+        address = environ.get("NOTIFY_SOCKET", "")
+        if not address.startswith(("/", "@")):
+            return
+        # "@name" is an abstract socket: its kernel address begins with a zero byte.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        interval, me = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
+        if interval.isdigit() and int(interval) > 0 and environ.get("WATCHDOG_PID", me) == me:
+            self.watchdog_interval_s = int(interval) / 1e6
+
+    def ready(self) -> None:
+        """Reports that the start is complete."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """Sets the line that `systemctl status` shows."""
+        line = " ".join(text.split()).encode()[:STATUS_BYTES]
+        self._send("STATUS=" + line.decode("utf-8", "ignore"))
+
+    def watchdog(self) -> None:
+        """Feeds systemd's watchdog; the loop calls this after a cycle of its work."""
+        if self.watchdog_interval_s is not None:
+            self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """Reports that the daemon begins to stop."""
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        if self._socket is not None:
+            # systemd may refuse for a moment while it re-executes itself; the next heartbeat follows soon.
+            with contextlib.suppress(OSError):
+                self._socket.sendto(
+                    message.encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address
+                )
+
+
+class Reserve:
+    """A file of real blocks on the state disk: given back when it is full, made again when space returns.
+
+    Without it, a daemon on a full disk could record neither its workers' results nor that the disk is full.
+
+    `held` while the file exists; `spent` while the disk is full: then only work already under way is
+    recorded.
+    """
+
+    def __init__(self, path: Path, events: Events, size: int = RESERVE_BYTES) -> None:
+        self._path, self._events, self._size = path, events, size
+        self.held = self.spent = False
+        self._hold()
+
+    def give_back(self, reason: str) -> bool:
+        """Frees the reserve because the state disk is full; returns False when no reserve was left."""
+        given, self.held = self.held, False
+        with contextlib.suppress(StorageError, FileNotFoundError):
+            unlink_durably(self._path)
+        if given and not self.spent:
+            self.spent = True
+            self._events.record("state_disk_full", level="error", reason=reason)
+        return given
+
+    def look(self) -> None:
+        """Frees the reserve before the first write fails, and creates it again once there is room."""
+        free, total = self._space()
+        if self.spent:
+            if free >= min(SPARE * self._size, total // 4):  # a quarter is enough for a very small disk
+                self._hold()
+                self.spent = False
+                self._events.record("state_disk_has_room")
+        elif not self.held:
+            self._hold()
+        elif free < NEARLY_FULL_BYTES:
+            self.give_back(f"the disk of {self._path.parent} is full; free space on it")
+
+    def _hold(self) -> None:
+        """Creates the file, or completes a file that a crash cut short, if the disk has room to spare."""
+        with (
+            contextlib.suppress(StorageError, FileNotFoundError),
+            storage_errors("reserve room at", self._path),
+        ):
+            is_whole = self._path.exists() and self._path.stat().st_blocks * 512 >= self._size
+            if not is_whole and self._space()[0] >= SPARE * self._size:
+                with opened(self._path, os.O_WRONLY | os.O_CREAT) as descriptor:
+                    os.posix_fallocate(descriptor, 0, self._size)
+                    os.fsync(descriptor)
+                fsync_dir(self._path.parent)
+                is_whole = True
+            self.held = is_whole
+
+    def _space(self) -> tuple[int, int]:
+        """Returns the bytes that this user may write and those of the whole disk; zeros if statvfs fails."""
+        try:
+            found = os.statvfs(self._path.parent)
+        except OSError:
+            return 0, 0
+        blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+        return blocks * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 class DaemonContext:
@@ -40,7 +153,7 @@ class DaemonContext:
         self.layout, self.runtime = pipeline.layout, pipeline.runtime
         self.runtime.create()
         self.log, self.metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
-        self.events = Events(self.layout, name, pipeline.name, self.log, self.metrics)
+        self.events = Events(self.layout, self.log, self.metrics.events)
         self.notifier = Notifier()
         self.reserve = Reserve(self.layout.ballast(name), self.events)
         self._since, self._started = utc_now(), time.monotonic()

@@ -19,10 +19,9 @@ from importlib.metadata import version
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.context import STOP_SIGNALS, DaemonContext
-from stoker.kit.lock import Lock, read_holder
+from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
-from stoker.kit.state_owner import take_up_state
 from stoker.store.errors import LockHeld, StokerError, UnavailableError, storage_errors
 from stoker.store.files import sweep_temporaries
 

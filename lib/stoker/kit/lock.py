@@ -1,4 +1,4 @@
-"""Exclusive `flock(2)` locks whose contents name the holder.
+"""Exclusive `flock(2)` locks whose contents name the holder; such a file marks the owner of a state.
 
 The kernel releases a lock when its holder ends, so no lock is ever stale.
 """
@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.config.schema import Pipeline
 from stoker.kit.process import ProcessId
-from stoker.store.errors import LockHeld, StorageError, storage_errors
+from stoker.store.errors import ConfigError, LockHeld, StorageError, storage_errors
 from stoker.store.record import parse_json, utc_now
 
 CONTENTS_LIMIT = 1 << 16
@@ -179,3 +180,40 @@ def read_holder(path: Path) -> Holder | None:
     finally:
         os.close(descriptor)  # releases the shared lock
     return None
+
+
+def another_owner(pipeline: Pipeline) -> str:
+    """Returns why the state directory belongs to another pipeline, and the remedy; empty if it does not.
+
+    Pipelines that shared one would use each other's records.
+    """
+    file = pipeline.layout.owner_lock
+    owner = read_contents(file).purpose
+    if owner in ("", _owner(pipeline)):
+        return ""
+    return (
+        f"{pipeline.layout.state} is that of {owner}, and this is {_owner(pipeline)}; give it a `state:` of "
+        f"its own, or, if it is the same pipeline under a new name, remove {file}"
+    )
+
+
+def require_own_state(pipeline: Pipeline) -> None:
+    """Raises ConfigError where the state directory belongs to another pipeline."""
+    if why := another_owner(pipeline):
+        raise ConfigError(f"{pipeline.file}: state: {why}")
+
+
+def take_up_state(pipeline: Pipeline) -> None:
+    """Creates missing parts of the state directory and marks it as this pipeline's.
+
+    Raises ConfigError where it belongs to another pipeline.
+    """
+    require_own_state(pipeline)
+    pipeline.layout.create()
+    file = pipeline.layout.owner_lock
+    if not read_contents(file).purpose:  # new, or from a version without marks
+        Lock.acquire(file, purpose=_owner(pipeline)).release()
+
+
+def _owner(pipeline: Pipeline) -> str:
+    return f"pipeline {pipeline.name}"

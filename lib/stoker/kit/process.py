@@ -181,3 +181,11 @@ def readable(*descriptors: int, timeout_s: float | None = None) -> set[int]:
         poll.register(descriptor, select.POLLIN)
     wait_ms = None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)
     return {descriptor for descriptor, _ in poll.poll(wait_ms)}
+
+
+def signal_name(signum: int) -> str:
+    """Returns the signal's name (SIGKILL for 9); real-time signals have no names and give "signal N"."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

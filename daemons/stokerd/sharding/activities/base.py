@@ -13,8 +13,7 @@ from stoker.corpus.records.sources import PUBLISHED, Books, Source
 from stoker.corpus.schedule.outcome import Outcome, convicted
 from stoker.corpus.staging.disk_full import LOOK_S, Place
 from stoker.corpus.staging.finding import SET_INVALID, Finding
-from stoker.kit.workers.activity import Activity
-from stoker.kit.workers.pool import Job
+from stoker.kit.workers.pool import Activity, Job
 from stoker.shards.format.pinned import filters_asked
 from stokerd.sharding.effects import Dispute, Effect, StartOver, Write, event
 from stokerd.sharding.facts.disks import Disk

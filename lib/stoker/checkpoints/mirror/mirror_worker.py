@@ -38,8 +38,7 @@ from stoker.checkpoints.mirror.copy import (
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror, log_name, require_ours
 from stoker.checkpoints.proof import Progress, prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
-from stoker.kit.throttle import heartbeat
-from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.child import Report, heartbeat, run_worker
 from stoker.store.direct import hash_file
 from stoker.store.errors import storage_errors
 from stoker.store.files import make_dir

@@ -18,7 +18,7 @@ from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.records.sources import read_sources
 from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_contents
-from stoker.kit.throttle import heartbeat
+from stoker.kit.workers.child import heartbeat
 from stoker.shards.exchange.import_set import ImportTask, import_place
 from stoker.store.errors import LockHeld, UnavailableError, UsageError
 from stoker.store.files import make_dir

@@ -16,7 +16,7 @@ from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed
 from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
-from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.pool import Activity
 from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
 
 LIST_QUIET_S = 60.0

@@ -18,7 +18,7 @@ from stoker.corpus.http.retry_rules import FetchFailed
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
 from stoker.corpus.staging.finding import BadParquet
-from stoker.kit.terminal.live_lines import Footer
+from stoker.kit.terminal import Footer
 from stoker.store.errors import DataError, UsageError
 from stoker.store.files import make_dir, move_durably, remove_tree, temporary_beside
 

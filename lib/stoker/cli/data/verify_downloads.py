@@ -18,8 +18,8 @@ from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.landing import PARTS
 from stoker.corpus.records.receipts import Receipt, read_receipts
-from stoker.kit.terminal.live_lines import Footer
-from stoker.kit.workers.activity import Activity
+from stoker.kit.terminal import Footer
+from stoker.kit.workers.pool import Activity
 from stoker.store.errors import UnavailableError, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import RecordDamaged, read_record

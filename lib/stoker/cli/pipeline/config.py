@@ -30,9 +30,9 @@ from stoker.corpus.http.urls import read_urls
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import read_sources
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
+from stoker.kit.lock import another_owner
 from stoker.kit.metrics import Metrics
-from stoker.kit.state_owner import another_owner
-from stoker.kit.workers.activity import Activity
+from stoker.kit.workers.pool import Activity
 from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
 from stoker.store.errors import ConfigError, DataError, StorageError
 from stoker.store.record import RecordDamaged, parse_json, read_record

@@ -15,8 +15,7 @@ from stoker.cli.pipeline.output import LABEL_WIDTH, LABELS, STDOUT, event_line
 from stoker.config.schema import Pipeline
 from stoker.config.units import parse_duration
 from stoker.kit.events import EventTail
-from stoker.kit.terminal.live_lines import Footer
-from stoker.kit.terminal.sentences import sentence
+from stoker.kit.terminal import Footer, sentence
 from stoker.store.errors import UsageError
 
 LOOK_EVERY_S = 0.25

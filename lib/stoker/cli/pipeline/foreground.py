@@ -21,7 +21,7 @@ from stoker.kit.backoff import Backoff
 from stoker.kit.exec import child_environment, launch_command
 from stoker.kit.loop import Waiter
 from stoker.kit.process import processes_with_environment, signal_process
-from stoker.kit.terminal.sentences import harmless
+from stoker.kit.terminal import harmless
 from stoker.observe.status import read_status
 from stoker.store.errors import StorageError, UnknownFormat
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR

@@ -9,10 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.kit.events import EventTail
-from stoker.kit.log import format_fields
-from stoker.kit.terminal.live_lines import DIM, GREEN, RED, YELLOW, Footer
-from stoker.kit.terminal.sentences import HIDDEN, sentence
+from stoker.kit.events import EventTail, format_fields
+from stoker.kit.terminal import DIM, GREEN, HIDDEN, RED, YELLOW, Footer, sentence
 from stoker.observe.progress import download_parts, progress_line, shard_parts
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
 

@@ -16,8 +16,7 @@ from stoker.cli.pipeline.foreground import Foreground
 from stoker.cli.pipeline.output import Output
 from stoker.cli.pipeline.status import losses
 from stoker.config.schema import Pipeline
-from stoker.kit.lock import Lock
-from stoker.kit.state_owner import take_up_state
+from stoker.kit.lock import Lock, take_up_state
 from stoker.observe.status import read_status
 from stoker.store.layout import TRAIN_SUPERVISOR
 

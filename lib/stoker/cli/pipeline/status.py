@@ -12,8 +12,7 @@ from stoker.cli.options import counts, json_option, one_line, pipeline_file, plu
 from stoker.cli.pipeline.output import STDOUT, Daemons, state_colour
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
-from stoker.kit.terminal.live_lines import BOLD, PLAIN, YELLOW, coloured, columns_of, fold, paint
-from stoker.kit.terminal.sentences import PHRASES, cut_sums
+from stoker.kit.terminal import BOLD, PHRASES, PLAIN, YELLOW, coloured, columns_of, cut_sums, fold, paint
 from stoker.observe.progress import rates
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR

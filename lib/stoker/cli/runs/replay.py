@@ -12,7 +12,7 @@ import click
 from stoker.cli.options import PATH, answer, json_option, pipeline_file, plural
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
-from stoker.kit.throttle import paced
+from stoker.kit.workers.child import paced
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.replay.replay_site import Site, take_up
 from stoker.supervise.replay.replay_trial import Stopped, Trial

@@ -41,8 +41,7 @@ from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, FetchFailed, next_pause
 from stoker.kit.backoff import Backoff
-from stoker.kit.throttle import paced
-from stoker.kit.workers.child import InputClosed, Report, WorkerStopped, run_worker
+from stoker.kit.workers.child import InputClosed, Report, WorkerStopped, paced, run_worker
 from stoker.store.errors import StokerError, UnavailableError
 
 _TURN_S, _DRAIN_S = 0.5, 0.05

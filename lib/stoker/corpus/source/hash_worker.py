@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.source.idle_io import Background, give_way
-from stoker.kit.throttle import paced
-from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.child import Report, paced, run_worker
 from stoker.store.direct import hash_opened
 from stoker.store.errors import storage_errors
 from stoker.store.files import Linked, NotRegular, file_beneath

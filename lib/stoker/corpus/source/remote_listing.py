@@ -12,7 +12,7 @@ from stoker.corpus.http.hub import HubRepo, endpoint_of
 from stoker.corpus.http.remote_file import RemoteFile, shown
 from stoker.corpus.http.retry_rules import REFUSALS
 from stoker.corpus.records.receipts import Listing
-from stoker.kit.workers.exit import WorkerExit
+from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import ConfigError, UnavailableError
 
 HUB_WORKER, URLS_WORKER = "stoker.corpus.source.hub_worker", "stoker.corpus.source.urls_worker"

@@ -38,11 +38,10 @@ from typing import Any
 from stoker.config.places import SOURCE, overlaps
 from stoker.corpus.source.folder import PassedOver, Selection, is_unfinished, look_through
 from stoker.corpus.staging.disk_contents import OwnerMark, look_at, measure
-from stoker.kit.file_watch import Watch
 from stoker.kit.lock import Lock, read_contents, read_holder, still_named
+from stoker.kit.loop import Watch
 from stoker.kit.process import readable
-from stoker.kit.throttle import ALIVE_EVERY_S, paced
-from stoker.kit.workers.child import InputClosed, Report, run_worker
+from stoker.kit.workers.child import ALIVE_EVERY_S, InputClosed, Report, paced, run_worker
 from stoker.store.errors import ConfigError, LockHeld, UnavailableError
 from stoker.store.files import make_dir
 from stoker.store.layout import DISK_LOCK, HotLayout, WarmLayout

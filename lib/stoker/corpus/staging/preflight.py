@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.finding import BadParquet, Finding
 from stoker.corpus.staging.footer import open_parquet, telling
-from stoker.kit.throttle import ALIVE_EVERY_S, paced
+from stoker.kit.workers.child import ALIVE_EVERY_S, paced
 from stoker.store.errors import Transient
 
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20

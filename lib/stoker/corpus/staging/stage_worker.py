@@ -23,8 +23,7 @@ import xxhash
 from stoker.corpus.staging.disk_contents import insist_on
 from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.staging import Brought, Wanted, bring, drop_partial, why_away
-from stoker.kit.throttle import paced
-from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.child import Report, paced, run_worker
 from stoker.store.direct import DiskFullError, hash_file
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import below, file_beneath, make_dir, unlink_durably

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -27,6 +28,8 @@ from stoker.kit.process import readable
 from stoker.store.record import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
+EVERY_S = 0.5  # between two messages about progress: a daemon reads them at any transfer speed
+ALIVE_EVERY_S = 5.0  # a worker silent for too long is judged hung
 LINE_LIMIT = 4 << 20  # bytes of one message, in either direction; the reader drops a longer message
 
 
@@ -136,6 +139,24 @@ class Report:
         if self._stop_anywhere:
             self._stop_anywhere = False  # once: a second TERM must not interrupt the clean-up
             raise WorkerStopped
+
+
+def paced(report: Callable[..., Any], every_s: float = EVERY_S) -> Callable[..., None]:
+    """Returns `report` as a callback that passes on one call in every_s seconds."""
+    due = 0.0
+
+    def progress(*about: Any) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + every_s
+            report(*about)
+
+    return progress
+
+
+def heartbeat(report: Callable[..., None], name: str) -> Callable[[int], None]:
+    """Returns a callback for the bytes read so far that sends a `progress` message every few seconds."""
+    return paced(lambda done: report("progress", reading=name, bytes=done), ALIVE_EVERY_S)
 
 
 def run_worker(

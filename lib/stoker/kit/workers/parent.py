@@ -12,11 +12,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
-from stoker.kit.process import readable, sample_process
-from stoker.kit.workers.activity import Bounds
-from stoker.kit.workers.exit import Bound, ExitKind, WorkerExit
+from stoker.kit.process import readable, sample_process, signal_name
 from stoker.kit.workers.pipes import Pipes, WorkerNotStarted, launch
 from stoker.store.record import parse_json
 
@@ -26,7 +25,56 @@ STACKS_S = 2.0  # from ABRT, on which a worker writes its threads' stacks to sta
 # how long stop() waits for a killed worker; a worker in uninterruptible I/O may take longer
 KILL_WAIT_S = 5.0
 STALL_CPU_S = 0.25  # less CPU time than that within a stall time is no work
+# The bound for which the daemon ended a worker: no message, neither message nor CPU time, too much memory.
+Bound = Literal["silent", "stalled", "over_memory"]
+ExitKind = Literal["finished", "failed", "killed", Bound]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of a worker at its task; None means no bound.
+
+    `silent_s` is the time between two messages, `stall_s` the time with neither a message nor CPU time.
+    """
+
+    silent_s: float | None = None
+    stall_s: float | None = None
+    most_rss_bytes: int | None = None
+
+
 NO_BOUNDS = Bounds()
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """The end of a worker, or of a task of a reusable worker; `killed`: by a signal not sent by the daemon.
+
+    `max_rss_bytes` is the highest value that the daemon saw.
+    """
+
+    kind: ExitKind
+    code: int | None = None
+    signal: int | None = None
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    max_rss_bytes: int = 0
+    wall_s: float = 0.0
+    stderr_tail: tuple[str, ...] = ()
+
+    def reason(self) -> str:
+        """Returns a phrase for an event or a log line."""
+        match self.kind:
+            case "finished":
+                return "finished"
+            case "over_memory":
+                return f"it took {self.max_rss_bytes >> 20} MiB of memory, more than it may"
+            case "stalled":
+                return f"no word and no CPU time for too long ({self.wall_s:.0f} s at work)"
+            case "silent":
+                return f"no end or no word within its deadline ({self.wall_s:.0f} s)"
+        if self.signal is not None:
+            return f"killed by {signal_name(self.signal)}"
+        return str(self.error["message"]) if self.error else f"exit code {self.code}"
 
 
 class Worker:

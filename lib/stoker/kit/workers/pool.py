@@ -11,10 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from stoker.kit.loop import Event, Waiter
 from stoker.kit.process import processes_with_environment, sample_process, sample_tree, signal_process
-from stoker.kit.workers.activity import Activity, Bounds
-from stoker.kit.workers.exit import raise_unknown_format
-from stoker.kit.workers.parent import KILL_WAIT_S, Worker, WorkerExit
-from stoker.store.errors import Transient
+from stoker.kit.workers.parent import KILL_WAIT_S, Bounds, Worker, WorkerExit
+from stoker.store.errors import Transient, UnknownFormat
 
 POOL_VARIABLE = "STOKER_CREW"  # names the pool, so that its workers are found after their daemon died
 STOP_GRACE_S = 5.0
@@ -26,6 +24,24 @@ LEFTOVERS_END_S = 20.0
 
 
 F = TypeVar("F")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The start and the bounds of the workers of a kind of job.
+
+    `module` runs as `python -m module`. `is_memory_bound`: the pool's `most_rss_bytes` holds for the worker.
+    `is_reusable`: the module takes task after task, and an idle worker gets the next task. `keep_open` leaves
+    the worker's input open for further messages.
+    """
+
+    kind: str
+    module: str
+    silent_s: float = 300.0
+    stall_s: float | None = None
+    is_memory_bound: bool = False
+    is_reusable: bool = False
+    keep_open: bool = False
 
 
 @dataclass
@@ -57,6 +73,16 @@ class _Idle:
     module: str
     worker: Worker
     until: float
+
+
+def raise_unknown_format(ended: WorkerExit) -> None:
+    """Raises UnknownFormat again if a worker ended with it.
+
+    A daemon that tried again, or treated the file as damaged, would be wrong each time.
+    """
+    error = ended.error or {}
+    if error.get("type") == UnknownFormat.__name__:
+        raise UnknownFormat(str(error["message"]))
 
 
 class WorkerPool(Generic[F]):

@@ -25,8 +25,7 @@ from stoker.corpus.source.idle_io import give_way
 from stoker.corpus.staging.disk_contents import insist_on
 from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.staging import Wanted, bring, why_away
-from stoker.kit.throttle import heartbeat
-from stoker.kit.workers.child import run_worker
+from stoker.kit.workers.child import heartbeat, run_worker
 from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, opened

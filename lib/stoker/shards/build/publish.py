@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from stoker.kit.process import own_peak_rss
-from stoker.kit.throttle import heartbeat
-from stoker.kit.workers.child import Report
+from stoker.kit.workers.child import Report, heartbeat
 from stoker.shards.build.builder import Build, BuildTask
 from stoker.shards.build.commit import PROGRESS, origin_of
 from stoker.shards.build.readback import ReadBack, Trail

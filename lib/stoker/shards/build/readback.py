@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from stoker.kit.throttle import heartbeat
+from stoker.kit.workers.child import heartbeat
 from stoker.store.direct import DirectReader, FileHash
 from stoker.store.errors import storage_errors
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.kit.throttle import heartbeat
-from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.child import Report, heartbeat, run_worker
 from stoker.shards.format.proof import prove_set
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.staging.disk_contents import OwnerMark
-from stoker.kit.throttle import heartbeat
-from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.child import Report, heartbeat, run_worker
 from stoker.shards.move.moving import Identity, copy_set, evict_set
 
 

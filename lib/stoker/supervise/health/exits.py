@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stoker.kit.workers.exit import signal_name
+from stoker.kit.process import signal_name
 from stoker.supervise.health.guarded import GuardedEnd
 
 
