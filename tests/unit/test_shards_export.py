@@ -16,7 +16,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.shards.build.build_worker import main as build
-from stoker.shards.exchange import export_arrow, export_sets
+from stoker.shards.exchange import export_formats, export_sets
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.manifest import SUMS, DataFile, Manifest, sums_text
 from stoker.shards.format.reader import ShardSet
@@ -80,7 +80,7 @@ def test_rows_come_back_from_load_from_disk_and_the_tail_is_told(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(export_sets, "PIECE_TOKENS", 1000)  # pieces end within rows, and rows within pieces
-    monkeypatch.setattr(export_arrow, "FILE_TOKENS", 5000)
+    monkeypatch.setattr(export_formats, "FILE_TOKENS", 5000)
     assert export("hf-arrow", made, tmp_path / "out", "--rows", "96") == 0
     tail = len(stream(made, "train")) % 96
     assert f"{tail:,} train" in capsys.readouterr().out
@@ -94,32 +94,18 @@ def test_rows_come_back_from_load_from_disk_and_the_tail_is_told(
     assert len(list((tmp_path / "out" / "train").glob("*.arrow"))) > 1
 
 
-def test_documents_come_back_from_load_from_disk(made: Path, tmp_path: Path) -> None:
-    assert export("hf-arrow", made, tmp_path / "out", "--documents", "--split", "train") == 0
-    found = load(tmp_path / "out")["input_ids"]
-    told = [ShardSet(one).documents("train") for one in sorted(made.iterdir())]
-    assert [list(row) for row in found] == [document.tolist() for each in told for document in each]
-
-
-def test_no_column_has_offsets_over_more_than_a_batch(
+def test_no_column_has_offsets_or_more_values_than_a_batch(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given pieces of 500 tokens, no batch holds many more: at 2**31 values all is the same."""
     monkeypatch.setattr(export_sets, "PIECE_TOKENS", 500)
-    for options in (["--rows", "64"], ["--documents"]):
-        out = tmp_path / options[0][2:]
-        assert export("hf-arrow", made, out, *options, "--split", "train") == 0
-        with pa.memory_map(str(out / "data-00000.arrow")) as file:
-            batches = list(pa.ipc.open_stream(file))
-        assert len(batches) > 20
-        for batch in batches:
-            column = batch.column(0)
-            assert len(column.flatten()) < 2 * 500 or len(column) == 1
-            if options == ["--documents"]:
-                assert column.offsets[0].as_py() == 0
-                assert column.offsets[-1].as_py() == len(column.values)
-            else:
-                assert pa.types.is_fixed_size_list(column.type)
+    assert export("hf-arrow", made, tmp_path / "out", "--rows", "64", "--split", "train") == 0
+    with pa.memory_map(str(tmp_path / "out" / "data-00000.arrow")) as file:
+        batches = list(pa.ipc.open_stream(file))
+    assert len(batches) > 20
+    for batch in batches:
+        assert len(batch.column(0).flatten()) < 2 * 500
+        assert pa.types.is_fixed_size_list(batch.column(0).type)
 
 
 def test_the_same_export_gives_the_same_bytes(made: Path, tmp_path: Path) -> None:
@@ -154,7 +140,6 @@ def test_ids_of_four_bytes_are_exported_as_such_and_said(
         ("nanogpt", "val-00000.bin"),
         ("hf-arrow", "train-00001.bin"),
         ("hf-arrow", "val-00000.bin"),
-        ("hf-arrow", "train-00000.idx"),
     ],
 )
 def test_a_wrong_set_is_refused_by_name_and_nothing_is_left(
@@ -164,8 +149,7 @@ def test_a_wrong_set_is_refused_by_name_and_nothing_is_left(
     data = bytearray(spoiled.read_bytes())
     data[len(data) // 2] ^= 1
     spoiled.write_bytes(data)
-    options = ["--documents"] if name.endswith("idx") else []
-    assert export(form, sets, tmp_path / "out", *options) == 65
+    assert export(form, sets, tmp_path / "out") == 65
     said = capsys.readouterr().err
     assert str(spoiled.parent) in said
     assert name in said
@@ -239,10 +223,10 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half(made: Path, tmp_path: Pat
 
 
 def test_memory_does_not_grow_with_what_is_exported(tmp_path: Path) -> None:
-    """Given 128 MiB of tokens in a set, every form peaks below 150 MiB, its imports included."""
+    """Given 128 MiB of tokens in a set, each form peaks below 150 MiB, its imports included."""
     shard = np.arange(16 << 20, dtype="<u4").astype("<u2")
     write_large_set(tmp_path / "sets", [shard] * 4, vocab_size=65_536)
-    for form, options in (("nanogpt", []), ("hf-arrow", ["--rows", "2049"]), ("hf-arrow", ["--documents"])):
+    for form, options in (("nanogpt", []), ("hf-arrow", ["--rows", "2049"])):
         out = tmp_path / f"{form}{len(options)}"
         ended = run_export(form, tmp_path / "sets", out, *options)
         assert ended.returncode == 0, ended.stderr

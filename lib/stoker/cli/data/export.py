@@ -14,8 +14,7 @@ from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources
-from stoker.shards.exchange.export_arrow import export_arrow
-from stoker.shards.exchange.export_nanogpt import export_nanogpt
+from stoker.shards.exchange.export_formats import export_arrow, export_nanogpt
 from stoker.shards.exchange.export_out import new_directory, write_json
 from stoker.shards.exchange.export_sets import OfferedSet, agree, find_sets
 from stoker.store.errors import DataError, UsageError
@@ -30,10 +29,7 @@ MOST_IN_A_ROW = 1 << 20
 @click.argument("out", type=PATH)
 @click.option("--split", type=click.Choice(["train", "val", "all"]), default="all")
 @click.option("--rows", type=click.IntRange(1, MOST_IN_A_ROW), help="Tokens a row; else seq_len.")
-@click.option("--documents", is_flag=True, help="A row a document instead.")
-def export(  # noqa: PLR0917 - click passes an argument per option
-    form: str, shards: Path, out: Path, split: str, rows: int | None, documents: bool
-) -> None:
+def export(form: str, shards: Path, out: Path, split: str, rows: int | None) -> None:
     """Write shard sets to the new directory OUT.
 
     SHARDS is a shard set, a directory of them (in the order of names), or a pipeline FILE (all published
@@ -42,8 +38,8 @@ def export(  # noqa: PLR0917 - click passes an argument per option
     hf-arrow is for `datasets.load_from_disk`; tokens that do not fill a last row are left out, and reported.
     nanogpt is train.bin and val.bin, with no token left out. Exit codes: 65 a set is not whole; 74 no room.
     """
-    if (form == "nanogpt") + (rows is not None) + documents > 1:
-        raise UsageError("--format nanogpt (one stream a split), --rows, --documents: give one of them")
+    if form == "nanogpt" and rows is not None:
+        raise UsageError("--format nanogpt writes one stream a split and has no --rows; leave one out")
     row_tokens = ROW_TOKENS
     if shards.is_file():
         pipeline = load_pipeline(shards)
@@ -52,8 +48,6 @@ def export(  # noqa: PLR0917 - click passes an argument per option
         raise UsageError(f"{shards} holds no shard set; name one, or such as <hot>/shards/<dataset>")
     agree(sets)
     splits = ("train", "val") if split == "all" else (split,)
-    if documents and (torn := [one for one in sets if not one.manifest.end_of_text]):
-        raise UsageError(f"{torn[0].places[0]}: imported, its documents are not known; use --rows")
     tokens = {split: sum(one.tokens(split) for one in sets) for split in splits}
     total = sum(tokens.values())
     if not total:
@@ -65,8 +59,7 @@ def export(  # noqa: PLR0917 - click passes an argument per option
             if form == "nanogpt":
                 told = export_nanogpt(sets, splits, directory, bar.update)
             else:
-                length = None if documents else rows or row_tokens
-                told = export_arrow(sets, splits, length, directory, bar.update)
+                told = export_arrow(sets, splits, rows or row_tokens, directory, bar.update)
         note = {name: getattr(first, name) for name in ("dataset", "tokenizer_sha256", "vocab_size", "eot")}
         note |= {"v": 1, "format": form, "dtype": first.dtype, "tokens": tokens, **told}
         note["sets"] = [{"key": one.manifest.key, "manifest_sha256": one.manifest_sha256} for one in sets]
@@ -74,7 +67,7 @@ def export(  # noqa: PLR0917 - click passes an argument per option
         write_json(directory / "meta.json", note)
     click.echo(f"{out}: {plural(len(sets), 'shard set')}, {counts(tokens)} tokens")
     if any(told["tail_tokens"].values()):
-        click.echo(f"left out, for they fill no row: {counts(told['tail_tokens'])} tokens")
+        click.echo(f"left out, because they fill no row: {counts(told['tail_tokens'])} tokens")
     for line in told.get("notes", ()):
         click.echo(line)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.shards.format.manifest import MANIFEST, Manifest, beside
+from stoker.shards.format.manifest import MANIFEST, Manifest
 from stoker.shards.format.proof import SET_NAME, inspect_set
 from stoker.store.errors import DataError, UnavailableError, UsageError, storage_errors
 
@@ -53,41 +53,24 @@ class OfferedSet:
 
     def pieces(self, split: str) -> Iterator[Numbers]:
         """Yields the tokens of a split in pieces; raises DataError where a file's hash is wrong."""
-        for name, _ in self.manifest.bins(split):
-            yield from self._numbers(name, self.manifest.dtype)
-
-    def documents(self, split: str) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yields tokens of the next documents, a piece or at least one document, and their ends in them."""
-        for name, _ in self.manifest.bins(split):
-            ends = np.concatenate(list(self._numbers(beside(name, "idx"), "uint64")) or [np.empty(0)])
-            ends, begin, rest = ends.astype(np.int64), 0, np.empty(0, self.manifest.dtype)
-            for piece in self._numbers(name, self.manifest.dtype):
-                held = np.concatenate([rest, piece])
-                whole = ends[: np.searchsorted(ends, begin + held.size, side="right")]
-                if whole.size:
-                    length = int(whole[-1]) - begin
-                    yield held[:length], whole - begin
-                    begin, ends, held = int(whole[-1]), ends[whole.size :], held[length:]
-                rest = held
-
-    def _numbers(self, name: str, kind: str) -> Iterator[Numbers]:
-        """Yields a data file from its front; raises DataError where its content has another hash."""
-        # The set may have moved to the next place meanwhile.
-        path = next((place / name for place in self.places if (place / name).exists()), self.places[0] / name)
-        digest, told = hashlib.sha256(), self.manifest.files[name]
-        try:
-            with storage_errors("read", path), path.open("rb") as stream:
-                while data := stream.read(PIECE_TOKENS * np.dtype(kind).itemsize):
-                    digest.update(data)
-                    yield np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
-        except (FileNotFoundError, ValueError) as error:  # gone, or torn within a number
-            raise DataError(f"{path}: {error}; restore this shard set") from error
-        if digest.hexdigest() != told.sha256:
-            raise DataError(
-                f"{path}: its content is not what {MANIFEST} says ({told.size} bytes, {told.sha256[:16]}): "
-                "nothing is exported of a shard set that is not whole; see `stoker verify shards "
-                f"{path.parent}`, and restore it"
-            )
+        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        for name, file in self.manifest.bins(split):
+            # The set may have moved to the next place meanwhile.
+            place = next((place for place in self.places if (place / name).exists()), self.places[0])
+            path, digest = place / name, hashlib.sha256()
+            try:
+                with storage_errors("read", path), path.open("rb") as stream:
+                    while data := stream.read(PIECE_TOKENS * dtype.itemsize):
+                        digest.update(data)
+                        yield np.frombuffer(data, dtype)
+            except (FileNotFoundError, ValueError) as error:  # gone, or torn within a number
+                raise DataError(f"{path}: {error}; restore this shard set") from error
+            if digest.hexdigest() != file.sha256:
+                raise DataError(
+                    f"{path}: its content is not what {MANIFEST} says ({file.size} bytes, "
+                    f"{file.sha256[:16]}): only whole shard sets are exported; see `stoker verify shards "
+                    f"{place}`, and restore it"
+                )
 
 
 def find_sets(path: Path) -> list[Path]:

@@ -1,7 +1,10 @@
-"""Exports tokens in the form that `datasets.load_from_disk` reads: Arrow streams and two JSON files.
+"""Exports each split's stream of tokens, set after set, in the forms of other trainers.
 
-A row is `length` tokens of the split's stream, set after set, or one document where length is None. Each
-record batch is small and has its own offsets, or none, so no number of values is too large for it.
+hf-arrow, for `datasets.load_from_disk`: Arrow streams of rows of a fixed length, and two JSON files. A record
+batch is small and has no offsets, so no number of values is too large for it.
+
+nanogpt: train.bin and val.bin, raw little-endian numbers, with no token left out. nanoGPT draws random
+windows from them; the last possible window begins block_size + 1 tokens before the end.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from stoker.store.files import canonical_json, make_dir
 
 COLUMN = "input_ids"
 FILE_TOKENS = 1 << 28  # in a file: 512 MiB, or 1 GiB with four bytes each
+UINT32_NOTE = "nanoGPT's train.py reads uint16: in a copy of it, write np.uint32 in both calls of np.memmap"
 
 Progress = Callable[[int], None]
 
 
 def export_arrow(
-    sets: Sequence[OfferedSet], splits: Sequence[str], length: int | None, out: Path, progress: Progress
+    sets: Sequence[OfferedSet], splits: Sequence[str], length: int, out: Path, progress: Progress
 ) -> dict[str, Any]:
     """Writes the splits: one as a Dataset, several as a DatasetDict; returns the fields of the note."""
     pa.set_memory_pool(pa.system_memory_pool())
@@ -34,21 +38,19 @@ def export_arrow(
         directory = out / split if len(splits) > 1 else out
         make_dir(directory)
         rows[split] = _write_split(sets, split, length, directory, progress)
-        tails[split] = sum(one.tokens(split) for one in sets) % length if length else 0
+        tails[split] = sum(one.tokens(split) for one in sets) % length
     if len(splits) > 1:
         write_json(out / "dataset_dict.json", {"splits": list(splits)})
-    return {"row": length or "document", "rows": rows, "tail_tokens": tails}
+    return {"row": length, "rows": rows, "tail_tokens": tails}
 
 
 def _write_split(
-    sets: Sequence[OfferedSet], split: str, length: int | None, directory: Path, progress: Progress
+    sets: Sequence[OfferedSet], split: str, length: int, directory: Path, progress: Progress
 ) -> int:
     """Writes one Dataset; returns its number of rows."""
-    dtype = sets[0].manifest.dtype
-    # A list of fixed size has no offsets.
-    lists = pa.list_(pa.type_for_alias(dtype), length or -1)
+    lists = pa.list_(pa.type_for_alias(sets[0].manifest.dtype), length)  # of a fixed size: without offsets
     schema = pa.schema([(COLUMN, lists)])
-    columns = _documents(sets, split) if length is None else _rows(sets, split, length)
+    columns = _rows(sets, split, length)
     names: list[str] = []
     rows = 0
     column = next(columns, None)
@@ -69,7 +71,7 @@ def _write_split(
 def _rows(sets: Sequence[OfferedSet], split: str, length: int) -> Iterator[pa.Array]:
     """Yields the split in rows of tokens, without the tokens that do not fill a last row."""
     rest: Numbers = np.empty(0, sets[0].manifest.dtype)
-    for piece in (piece for one in sets for piece in one.pieces(split)):
+    for piece in _pieces(sets, split):
         values = np.concatenate([rest, piece])
         whole = values.size - values.size % length
         if whole:
@@ -77,24 +79,19 @@ def _rows(sets: Sequence[OfferedSet], split: str, length: int) -> Iterator[pa.Ar
         rest = values[whole:]
 
 
-def _documents(sets: Sequence[OfferedSet], split: str) -> Iterator[pa.Array]:
-    for one in sets:
-        for tokens, ends in one.documents(split):
-            offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
-            yield pa.ListArray.from_arrays(offsets, pa.array(tokens))
+def _pieces(sets: Sequence[OfferedSet], split: str) -> Iterator[Numbers]:
+    return (piece for one in sets for piece in one.pieces(split))
 
 
 def _write_notes(
-    sets: Sequence[OfferedSet], split: str, length: int | None, directory: Path, names: Sequence[str]
+    sets: Sequence[OfferedSet], split: str, length: int, directory: Path, names: Sequence[str]
 ) -> None:
     """Writes the two files by which old and new versions of `datasets` recognise a Dataset."""
-    what = f"{length} tokens of the stream" if length else "a document, end-of-text included"
-    dtype = sets[0].manifest.dtype
-    feature: dict[str, Any] = {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "Sequence"}
+    value = {"dtype": sets[0].manifest.dtype, "_type": "Value"}
     info = {
         "citation": "",
-        "description": f"{split} tokens exported by Stoker; a row is {what}. meta.json tells more.",
-        "features": {COLUMN: feature | ({"length": length} if length else {})},
+        "description": f"{split} tokens exported by Stoker, {length} in a row; see meta.json.",
+        "features": {COLUMN: {"feature": value, "_type": "Sequence", "length": length}},
         "homepage": "",
         "license": "",
     }
@@ -110,3 +107,21 @@ def _write_notes(
         "_split": split,
     }
     write_json(directory / "state.json", state)
+
+
+def export_nanogpt(
+    sets: Sequence[OfferedSet], splits: Sequence[str], out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Writes the splits that have tokens; returns the fields of the note. `progress` gets tokens written."""
+    files: dict[str, Any] = {}
+    for split in splits:
+        tokens = sum(one.tokens(split) for one in sets)
+        if not tokens:
+            continue  # an empty file cannot be mapped
+        with Sink(out / f"{split}.bin") as sink:
+            for piece in _pieces(sets, split):
+                sink.write(piece.data)
+                progress(piece.size)
+        files[f"{split}.bin"] = {"tokens": tokens, "size": sink.size, "sha256": sink.sha256}
+    notes = [UINT32_NOTE] if sets[0].manifest.dtype == "uint32" else []
+    return {"files": files, "tail_tokens": dict.fromkeys(splits, 0), "notes": notes}
