@@ -178,7 +178,7 @@ def show_losses(run_dir: Path, shards: Path, judged: bool) -> None:
     held_out = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
     if len(held_out) < 2:
         raise DemoError("the training log has no held-out loss at start and end")
-    from stoker.training.baseline import unigram_loss
+    from demolib.baseline import unigram_loss
 
     unigram = unigram_loss(run_dir, shards)
     (first_step, first), (last_step, last) = held_out[0], held_out[-1]

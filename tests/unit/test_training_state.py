@@ -19,7 +19,6 @@ from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, UsageError
 from stoker.store.record import write_record
 from stoker.training import device, state
-from stoker.training.baseline import unigram_loss
 from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
 from stoker.training.model import Model, Shape, initialize
@@ -146,7 +145,12 @@ def test_held_out_windows_that_changed_are_refused(run: TrainerRun) -> None:
         open_heldout(held.file, sha256=held.sha256, windows=6, seq_len=SEQ_LEN, dtype="uint16")
 
 
-def test_the_unigram_loss_is_that_of_the_training_frequencies(run: TrainerRun) -> None:
+def test_the_unigram_loss_is_that_of_the_training_frequencies(
+    run: TrainerRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    from demolib.baseline import unigram_loss
+
     tokens = np.concatenate([np.fromfile(file, "<u2") for file in run.shards.glob("*/train-*.bin")])
     counts = np.bincount(tokens, minlength=VOCAB) + 1
     held = np.fromfile(run.layout.heldout, "<u2").reshape(6, SEQ_LEN + 1)[:, 1:]

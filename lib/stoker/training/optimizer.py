@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019) with decay on matrices only, gradient clipping, learning rates.
+"""The training step, and AdamW (Loshchilov and Hutter 2019) with decay on matrices only, and learning rates.
 
 Not torch.optim, which loads a compiler on first use: a second of every launch.
 """
@@ -6,11 +6,15 @@ Not torch.optim, which loads a compiler on first use: a second of every launch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from stoker.store.errors import DataError
+from stoker.training.device import Compute
+from stoker.training.model import Model
 
 EPSILON = 1e-8
 
@@ -79,3 +83,38 @@ class Schedule:
         done = min(1.0, (step - self.warmup_steps) / max(1, self.horizon - self.warmup_steps))
         ratio = self.min_ratio + (1.0 - self.min_ratio) * 0.5 * (1.0 + math.cos(math.pi * done))
         return self.peak * ratio
+
+
+@dataclass(frozen=True)
+class StepResult:
+    loss: float  # mean over the global batch, in nats per token
+    grad_norm: float  # before clipping
+
+
+def training_step(
+    model: Model,
+    optimizer: AdamW,
+    parts: Sequence[Tensor],
+    *,
+    rate: float,
+    clip: float,
+    compute: Compute,
+) -> StepResult:
+    """Adds up the gradients of micro-batches (b, T + 1), and makes one optimizer step.
+
+    Raises DataError, before any change, where loss or gradients are not finite. The gradients add up to those
+    of the mean over all targets of the global batch, for every split and any mix of T.
+    """
+    targets = sum(part.shape[0] * (part.shape[1] - 1) for part in parts)
+    loss = torch.zeros((), dtype=torch.float64, device=parts[0].device)
+    for part in parts:
+        with compute.autocast():
+            part_loss = model.loss_sum(part) / targets
+        part_loss.backward()  # type: ignore[no-untyped-call]
+        loss += part_loss.detach()
+    grad_norm = clip_gradients(model.parameters(), clip)
+    result = StepResult(loss.item(), grad_norm)
+    if not (math.isfinite(result.loss) and math.isfinite(grad_norm)):
+        raise DataError(f"the loss is {result.loss} and the gradient norm {grad_norm}")
+    optimizer.step(rate)
+    return result

@@ -48,7 +48,7 @@ def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
         launch.layout.rank0_lock, purpose=f"trainer of run {launch.run}", extra={"launch": launch.id}
     )
     try:
-        from stoker.training.loading import load  # noqa: PLC0415 - torch takes seconds; see the first lines
+        from stoker.training.loop import load  # noqa: PLC0415 - torch takes seconds; see the first lines
 
         training = load(launch, protocol, stop)
         stop.at_once = False

@@ -1,12 +1,7 @@
-"""The unigram loss, of a model with only token frequencies: a trained model must have a lower loss.
-
-`python -m stoker.training.baseline RUN_DIR` prints the loss as JSON.
-"""
+"""The unigram loss, of a model with only token frequencies: a trained model must have a lower loss."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +43,3 @@ def _counts(file: Path, dtype: np.dtype[Any], vocab_size: int) -> npt.NDArray[np
         while (tokens := np.fromfile(stream, dtype=dtype, count=CHUNK_TOKENS)).size:
             counts += np.bincount(tokens, minlength=vocab_size)
     return counts
-
-
-if __name__ == "__main__":
-    print(json.dumps({"unigram_loss": unigram_loss(Path(sys.argv[1]))}))
