@@ -18,8 +18,7 @@ import stoker.shards.build.memory_use
 from stoker.shards.build import build_worker
 from stoker.shards.build.builder import divide, val_decision
 from stoker.shards.build.memory_use import CACHE_ROOM, ROOM, Footprint
-from stoker.shards.tokenize.engine import EngineUnsupported, portions
-from stoker.shards.tokenize.fastokens_engine import FastEngine
+from stoker.shards.tokenize.engine import EngineUnsupported, FastEngine, portions
 from support.builds import Recorder, build_task, set_bytes, small_source, small_tokenizer
 from support.text import documents, write_parquet
 

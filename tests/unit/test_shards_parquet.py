@@ -13,9 +13,8 @@ import pytest
 
 from stoker.corpus.staging.finding import BadParquet
 from stoker.corpus.staging.preflight import preflight
-from stoker.shards.build.batches import Batch, decode_text
 from stoker.shards.build.filters import make_filters, select
-from stoker.shards.build.parquet import BATCH_BYTES, ParquetText
+from stoker.shards.build.parquet import BATCH_BYTES, Batch, ParquetText, decode_text
 from stoker.shards.format.identity import Filters
 from stoker.store.direct import PastCacheFile
 from stoker.store.errors import StorageError, Transient

@@ -6,7 +6,6 @@ Only the loop writes them. A set's manifest holds its books, too: rows, document
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
 
 SPLITS = ("train", "val")
+COUNTED = ("rows", "chars", "train_documents", "train_tokens", "val_documents", "val_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,15 @@ class Books:
             return self.train_documents, self.train_tokens
         return self.val_documents, self.val_tokens
 
-    def plus(self, counted: Mapping[str, int], dropped: Mapping[str, int] = {}) -> Books:
-        """Returns these books with counts added; `counted` has the names of fields by split."""
-        sums = {name: getattr(self, name) + more for name, more in counted.items()}
-        drops = Counter(dict(self.dropped or ())) + Counter(dropped)
-        books = replace(self, **sums, dropped=tuple(sorted(drops.items())))
-        documents = (books.train_documents or 0) + (books.val_documents or 0)
-        return replace(books, documents=documents, tokens=books.train_tokens + books.val_tokens)
+    @classmethod
+    def summed(cls, counts: Mapping[str, int], dropped: Mapping[str, int]) -> Books:
+        """Returns the books with these counts, one for each name in COUNTED; the other fields are sums."""
+        documents = counts["train_documents"] + counts["val_documents"]
+        tokens = counts["train_tokens"] + counts["val_tokens"]
+        drops = tuple(sorted(dropped.items()))
+        return cls(
+            documents=documents, tokens=tokens, dropped=drops, **{name: counts[name] for name in COUNTED}
+        )
 
     def flaw(self) -> str:
         """Returns why these counts cannot be true; empty where they balance."""
@@ -102,9 +104,6 @@ class Books:
 def tokens_of(books: Books | None, split: str) -> int:
     """Returns the tokens of a split; 0 without books."""
     return 0 if books is None else books.of(split)[1]
-
-
-EMPTY = Books(0, 0, 0, 0, 0, 0, 0, 0, ())
 
 
 SourceState = Literal[

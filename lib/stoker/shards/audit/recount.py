@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stoker.corpus.records.sources import EMPTY, SPLITS
+from stoker.corpus.records.sources import SPLITS
 from stoker.shards.build.builder import val_decision
 from stoker.shards.build.filters import make_filters, select
 from stoker.shards.build.parquet import ParquetText
@@ -31,7 +32,8 @@ def recount(parquet: Path, parameters: BuildParameters) -> Recount:
     pa.set_memory_pool(pa.system_memory_pool())
     filters = make_filters(parameters.filters)
     held_out = val_decision(parameters.val_ratio, parameters.val_salt)
-    books = EMPTY
+    counts: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
     rows: dict[str, list[npt.NDArray[np.int64]]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
     source = ParquetText(parquet, parameters.text_column, parameters.filters.columns())
     for batch in source.batches():
@@ -40,11 +42,12 @@ def recount(parquet: Path, parameters: BuildParameters) -> Recount:
         numbers = source.row_numbers(batch)[selection.keep]
         rows["train"].append(numbers[~val])
         rows["val"].append(numbers[val])
-        books = books.plus({"rows": batch.rows, "chars": selection.chars}, selection.dropped)
+        counts.update(rows=batch.rows, chars=selection.chars)
+        dropped.update(selection.dropped)
     whole = {split: np.concatenate(parts) for split, parts in rows.items()}
     documents = {split: {"documents": len(numbers)} for split, numbers in whole.items()}
     total = sum(map(len, whole.values()))
-    figures = {"rows": books.rows, "chars": books.chars, "dropped": dict(books.dropped or ())}
+    figures = {"rows": counts["rows"], "chars": counts["chars"], "dropped": dict(dropped)}
     return Recount({**figures, "documents": total, **documents}, whole)
 
 

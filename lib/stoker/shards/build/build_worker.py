@@ -118,6 +118,7 @@ def _engines_for(task: BuildTask) -> _Kept:
             )
         engines = Engines(tokenizer, fast=task.engine != HF_TOKENIZERS)
         give_back()
+        gc.freeze()  # what stays needs no search for cycles with every file
         _kept.append(_Kept(asked, engines, resident_bytes()))
     return _kept[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from stoker.corpus.records.sources import EMPTY, Books
+from stoker.corpus.records.sources import COUNTED, Books
 from stoker.kit.workers.child import Report
-from stoker.shards.build.batches import Batch
 from stoker.shards.build.commit import Committer, Progress, origin_of, recover
 from stoker.shards.build.filters import make_filters, select
 from stoker.shards.build.memory_use import Footprint
-from stoker.shards.build.parquet import ParquetText
+from stoker.shards.build.parquet import Batch, ParquetText
 from stoker.shards.build.readback import Trail
 from stoker.shards.build.shard_writer import GrowingSet
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
@@ -99,7 +99,13 @@ class Build:
         self.engine = engine
         self.engine_refused = ""
         self.progress = recover(task.building, task.key, origin_of(task.parquet))
-        self.books = EMPTY if self.progress.books is None else Books.from_mapping(self.progress.books)
+        # Plain counters: new books with every batch would cost a fiftieth of a build
+        self._counts: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        if self.progress.books is not None:
+            books = Books.from_mapping(self.progress.books)
+            self._counts.update({name: getattr(books, name) for name in COUNTED})
+            self._dropped.update(dict(books.dropped or ()))
         self.set = GrowingSet(
             task.building, task.build.dtype, task.build.shard_tokens, dict(self.progress.files or {})
         )
@@ -111,6 +117,11 @@ class Build:
         self._held_out = val_decision(task.build.val_ratio, task.build.val_salt)
         self._dtype = np.dtype(task.build.dtype).newbyteorder("<")
         self._begun = time.monotonic() - self.progress.elapsed_s
+
+    @property
+    def books(self) -> Books:
+        """The counts of all rows taken so far."""
+        return Books.summed(self._counts, self._dropped)
 
     @property
     def elapsed_s(self) -> float:
@@ -202,7 +213,8 @@ class Build:
     def _take(self, batch: Batch, source: ParquetText, report: Report, encoder: EncodeThread) -> None:
         """Filters, encodes and appends one batch, and counts every row of it in the books."""
         selection = select(batch, self._filters)
-        self.books = self.books.plus({"rows": batch.rows, "chars": selection.chars}, selection.dropped)
+        self._counts.update(rows=batch.rows, chars=selection.chars)
+        self._dropped.update(selection.dropped)
         kept = np.flatnonzero(selection.keep).tolist()
         numbers = source.row_numbers(batch)[selection.keep]
         val = self._held_out(batch.utf8[row] for row in kept)
@@ -228,8 +240,8 @@ class Build:
             parts = {"train": (train, ~val), "val": (held_out, val)}
         for split, (chosen, documents) in parts.items():
             self.set.splits[split].append(chosen, lengths[documents], rows[documents])
-            counted = {f"{split}_documents": int(documents.sum()), f"{split}_tokens": len(chosen)}
-            self.books = self.books.plus(counted)
+            self._counts[f"{split}_documents"] += int(documents.sum())
+            self._counts[f"{split}_tokens"] += len(chosen)
 
     def _documents(self, texts: list[str], report: Report) -> tuple[Ids, Lengths]:
         try:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stoker.corpus.staging.finding import BadParquet
-from stoker.shards.build.batches import Batch
+from stoker.shards.build.parquet import Batch
 from stoker.shards.format.identity import Filters
 
 Mask = npt.NDArray[np.bool_]

@@ -7,7 +7,9 @@ Only a second failure there means bad content; a failed read is a storage error,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +22,51 @@ from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.finding import BadParquet
 from stoker.corpus.staging.footer import open_parquet, telling
 from stoker.corpus.staging.preflight import check_schema, decode_group
-from stoker.shards.build.batches import Batch, decode_text
 from stoker.store.errors import Transient, storage_errors
 
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
 MOST_GROWTH, LEAST_GROWN = 8, 100  # times `read_rows`, where that is at least 100
 BATCH_BYTES = 16 << 20  # of text that many rows share, in a batch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows of one row group."""
+
+    row_group: int
+    row: int  # the first row's place in the row group
+    columns: pa.RecordBatch  # the text column and the columns that filters read
+    texts: Sequence[str | None]
+    utf8: Sequence[memoryview]  # views of the texts' bytes in Arrow's buffer, empty for null
+
+    @property
+    def rows(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Which rows have a text; shape (rows,)."""
+        if None not in self.texts:
+            return np.ones(self.rows, dtype=bool)
+        return np.array([text is not None for text in self.texts], dtype=bool)
+
+    @cached_property
+    def chars(self) -> npt.NDArray[np.int64]:
+        """Each row's length in Unicode code points, 0 for null; shape (rows,)."""
+        return np.array([len(text or "") for text in self.texts], dtype=np.int64)
+
+    def from_row(self, row: int) -> Batch:
+        """Returns the rest of the batch from this row of its row group on."""
+        skip = max(0, row - self.row)
+        if not skip:
+            return self
+        return Batch(
+            self.row_group,
+            self.row + skip,
+            self.columns.slice(skip),
+            self.texts[skip:],
+            self.utf8[skip:],
+        )
 
 
 class ParquetText:
@@ -117,6 +158,28 @@ class ParquetText:
             for _ in decode_group(self.path, file, group, self.text_column, self.columns):
                 pass
         raise _contradiction(self.path, f"row group {group}", first) from first
+
+
+def decode_text(column: pa.Array) -> tuple[list[str | None], list[memoryview]]:
+    """Returns the texts and bytes of a string or large_string array.
+
+    Raises ValueError for bytes that are not UTF-8.
+
+    Decoding checks UTF-8 anyway; a check beforehand takes as long again. numpy conversion is avoided: Arrow
+    would load pandas for it where pandas is installed.
+    """
+    if not len(column):
+        return [], []
+    _, offsets, data = column.buffers()
+    kind = np.int64 if pa.types.is_large_string(column.type) else np.int32
+    places = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column) + 1].tolist()
+    view = memoryview(b"" if data is None else data)
+    utf8 = [view[start:end] for start, end in pairwise(places)]
+    if column.null_count:
+        for row in np.flatnonzero(np.array(column.is_null().to_pylist(), dtype=bool)).tolist():
+            utf8[row] = view[:0]
+    texts: list[str | None] = column.to_pylist()
+    return texts, utf8
 
 
 def _as_string(column: pa.Array) -> pa.Array:
