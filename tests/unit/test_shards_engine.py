@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stoker.shards.build import build_worker, engine_check
 from stoker.shards.build.engine_check import Engines, probes
-from stoker.shards.tokenize import fastokens_engine as fast
+from stoker.shards.tokenize import engine as fast
 from stoker.shards.tokenize.engine import Engine, EngineUnsupported, FastEngine, HFEngine, IdGuard
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer, examine_tokenizer, reload_tokenizer
 from support.builds import Recorder, build_task
