@@ -39,9 +39,8 @@ _SITE = """
 import sys
 if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
     from stokerd.sharding import loop
-    from stokerd.sharding.facts import disks
-    from stokerd.sharding.activities import lister
-    disks.ANSWERS_WITHIN_S = lister.ANSWERS_WITHIN_S = 1.5
+    from stokerd.sharding.activities import disks
+    disks.ANSWERS_WITHIN_S = 1.5
     disks.MEASURE_EVERY_S = loop.LONGEST_WAIT_S = 0.5
 """
 

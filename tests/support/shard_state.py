@@ -24,6 +24,7 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, record_name
 from stoker.store.record import read_record
 from stoker.store.requests import Request, file_request, filed_requests, pending_requests
 from stokerd.sharding.activities import ACTIVITIES
+from stokerd.sharding.activities.base import Work
 from stokerd.sharding.effects import (
     Alert,
     AlertOver,
@@ -36,9 +37,7 @@ from stokerd.sharding.effects import (
     StartOver,
     Write,
 )
-from stokerd.sharding.inputs import Inputs
-from stokerd.sharding.startup import read_records
-from stokerd.sharding.state import State, Work
+from stokerd.sharding.state import State
 from stokerd.sharding.status import Status
 from support.pipelines import DataPipeline
 
@@ -124,10 +123,9 @@ class Shard:
 
     def start(self) -> None:
         """Start the daemon, or start it again: all it knows is what is on disk."""
-        self.state = State(self.context, read_records(self.context), ACTIVITIES)
+        self.state = State(self.context)
         self.pool = self.state.pool = ScriptedPool(self.context.waiter)
         self.effects = Effects(self.context, self.state)
-        self.inputs = Inputs(self.context)
 
     def close(self) -> None:
         """Let go of what the daemon's context holds open."""
@@ -205,7 +203,7 @@ class Shard:
 
     def read(self) -> None:
         """Read what others wrote."""
-        self.inputs.read(self.state)
+        self.state.records.read()
 
     def on_disk(self, path: str = "a") -> Source:
         return self.data.sources()[path]

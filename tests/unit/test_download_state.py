@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import stokerd.common.alerts
+import stoker.kit.events
 from stoker.corpus.fetch.messages import parse
 from stoker.corpus.fetch.selection import RemoteRules
 from stoker.corpus.http.remote_file import RemoteFile
@@ -61,7 +61,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world = World(tmp_path)
-    monkeypatch.setattr(stokerd.common.alerts.time, "monotonic", lambda: world.now)
+    monkeypatch.setattr(stoker.kit.events.time, "monotonic", lambda: world.now)
     return world
 
 

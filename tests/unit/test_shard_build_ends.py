@@ -9,9 +9,8 @@ import pytest
 from stoker.corpus.schedule.outcome import ALONE, SMALLEST, Attempt, Kind, Outcome
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.observe.headroom import MemoryFacts
-from stokerd.sharding.activities.base import FOOTER
+from stokerd.sharding.activities.base import FOOTER, BuildWork, SourceWork
 from stokerd.sharding.effects import StartOver, Write, event
-from stokerd.sharding.state import BuildWork, SourceWork
 from support.shard_state import BOOKS, MANIFEST, Shard
 
 EASY = Attempt(rows=0, alone=False, headroom_bytes=1 << 40)

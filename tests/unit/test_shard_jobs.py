@@ -13,11 +13,10 @@ from stoker.corpus.schedule.state import Action
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.store.errors import DataError, UnavailableError
 from stoker.store.requests import Request
-from stokerd.sharding.activities import prove, tokenizer
-from stokerd.sharding.activities.base import FOOTER
-from stokerd.sharding.activities.prove import PROVE_SET
+from stokerd.sharding.activities import build, tokenizer
+from stokerd.sharding.activities.base import FOOTER, SourceWork
+from stokerd.sharding.activities.build import PROVE_SET
 from stokerd.sharding.record_actions import take
-from stokerd.sharding.state import SourceWork
 from support.shard_state import BOOKS, MANIFEST, MakeShard, Shard
 
 HUB = {"kind": "hub", "repo": "some/where"}
@@ -122,7 +121,7 @@ class TestProve:
     @staticmethod
     def asked(shard: Shard, key: object) -> Request:
         request = shard.ask(PROVE_SET, key=key)
-        shard.apply(prove.consider(shard.state))
+        shard.apply(build.consider_requests(shard.state))
         return request
 
     @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action
 from stoker.store.errors import LockHeld, StorageError, UnavailableError
-from stokerd.sharding.activities import lister
+from stokerd.sharding.activities import disks
 from stokerd.sharding.activities.moves import DOUBTS
 from stokerd.sharding.record_actions import take
 from support.shard_state import BOOKS, MANIFEST, Clock, MakeShard, Shard
@@ -256,14 +256,14 @@ class TestLook:
         warm = warm_shard.state.warm
         assert warm is not None
         clock.now += 60
-        warm_shard.apply(lister.tend(warm_shard.state))
+        warm_shard.apply(disks.tend(warm_shard.state))
         assert "look" in warm_shard.sent("/warm-lister")[-1]
-        clock.now += lister.ANSWERS_WITHIN_S + 1
+        clock.now += disks.ANSWERS_WITHIN_S + 1
         assert not warm.is_known
-        assert "alert warm_unavailable" in warm_shard.apply(lister.tend(warm_shard.state))
+        assert "alert warm_unavailable" in warm_shard.apply(disks.tend(warm_shard.state))
 
     def test_a_lister_that_ended_is_started_again(self, shard: Shard, clock: Clock) -> None:
         shard.end("/hot-lister", Outcome("killed", "by hand"))
-        assert shard.apply(lister.tend(shard.state)) == []
+        assert shard.apply(disks.tend(shard.state)) == []
         clock.now += 60
-        assert shard.apply(lister.tend(shard.state)) == ["begin list"]
+        assert shard.apply(disks.tend(shard.state)) == ["begin list"]

@@ -7,8 +7,8 @@ import pytest
 from stoker.corpus.records.receipts import Listing
 from stoker.corpus.schedule.outcome import Kind, Outcome
 from stoker.store.errors import UnavailableError
-from stokerd.sharding import once
-from stokerd.sharding.state import TRIES_ONCE, BuildWork
+from stokerd.sharding import loop
+from stokerd.sharding.activities.base import TRIES_ONCE, BuildWork
 from support.shard_state import MakeShard, Shard
 from unit.test_shard_build_ends import EASY
 
@@ -27,7 +27,7 @@ def shard(make_shard: MakeShard) -> Shard:
 
 
 def is_over(shard: Shard) -> bool:
-    return once.is_over(shard.state, shard.state.situation())
+    return loop.is_over(shard.state, shard.state.situation())
 
 
 def fail(shard: Shard, kind: Kind, times: int) -> None:
@@ -44,7 +44,7 @@ def test_it_ends_although_every_worker_on_one_file_is_killed(shard: Shard) -> No
     fail(shard, "killed", 1)
     assert is_over(shard)
     assert shard.on_disk().deaths == (), "nobody is to blame"
-    assert once.end(shard.state) == 0
+    assert loop.summarize(shard.state) == 0
 
 
 def test_what_is_to_be_removed_from_a_disk_is_waited_for(shard: Shard) -> None:
@@ -58,4 +58,4 @@ def test_a_worker_that_the_kernel_holds_ends_it_with_the_word_to_look_at_the_mou
     job = shard.job("build", work=BuildWork(attempt=EASY))
     job.abandoned = True
     with pytest.raises(UnavailableError, match="build a: hangs in the kernel"):
-        once.end(shard.state)
+        loop.summarize(shard.state)

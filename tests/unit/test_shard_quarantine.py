@@ -12,8 +12,8 @@ from stoker.corpus.quarantine.directory import mark
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action
 from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
-from stokerd.sharding.facts import quarantine
-from stokerd.sharding.facts.quarantine import RECHECK, next_look
+from stokerd.sharding.activities import quarantine
+from stokerd.sharding.activities.quarantine import SUBJECT, next_look
 from stokerd.sharding.record_actions import take
 from support.shard_state import MakeShard, Shard
 
@@ -48,8 +48,8 @@ def put(shard: Shard, path: str, size: int = 10, **body: Any) -> str:
 
 class TestLook:
     def look(self, shard: Shard, outcome: Outcome) -> list[str]:
-        shard.job("revalidate", RECHECK)
-        return shard.end(RECHECK, outcome)
+        shard.job("revalidate", SUBJECT)
+        return shard.end(SUBJECT, outcome)
 
     def test_what_is_good_now_starts_over(self, shard: Shard) -> None:
         request = shard.ask(RELEASE, name=name_of(shard))
@@ -117,24 +117,24 @@ class TestLook:
 
     def test_a_look_at_what_started_over_meanwhile_says_nothing(self, shard: Shard) -> None:
         shard.ask(RELEASE, name=name_of(shard))
-        shard.job("revalidate", RECHECK)
+        shard.job("revalidate", SUBJECT)
         shard.source()
-        assert shard.end(RECHECK, GOOD) == []
+        assert shard.end(SUBJECT, GOOD) == []
 
     def test_by_force_its_word_is_taken_without_a_look(self, shard: Shard) -> None:
         shard.ask(RELEASE, name=name_of(shard), force=True)
-        shard.job("revalidate", RECHECK)
-        assert shard.pool.tasks[RECHECK]["decode"] is False
-        shard.end(RECHECK, GOOD)
+        shard.job("revalidate", SUBJECT)
+        assert shard.pool.tasks[SUBJECT]["decode"] is False
+        shard.end(SUBJECT, GOOD)
         assert shard.on_disk().reason == "released from quarantine: by hand, without a look at it"
 
     def test_one_is_looked_at_at_a_time_and_none_while_hot_is_away(self, shard: Shard) -> None:
         assert next_look(shard.state) is None, "it was looked at when it came"
         shard.ask(RELEASE, name=name_of(shard))
         assert next_look(shard.state) is not None
-        shard.job("revalidate", RECHECK)
+        shard.job("revalidate", SUBJECT)
         assert next_look(shard.state) is None
-        shard.end(RECHECK, Outcome("killed"))
+        shard.end(SUBJECT, Outcome("killed"))
         shard.ask(RELEASE, name=name_of(shard))
         shard.state.hot.lost("gone")
         assert next_look(shard.state) is None
@@ -218,7 +218,7 @@ class TestRequests:
     def test_what_is_being_looked_at_is_not_dropped(self, shard: Shard) -> None:
         name = put(shard, "a")
         shard.ask(RELEASE, name=name)
-        shard.job("revalidate", RECHECK)
+        shard.job("revalidate", SUBJECT)
         shard.ask(DROP, name=name)
         assert act(shard) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.corpus.records.dataset import write_pin
-from stokerd.sharding.startup import bring_in_line
+from stokerd.sharding.record_actions import bring_in_line
 from support.shard_state import MakeShard, Shard
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import stokerd.common.alerts
-from stokerd.common.alerts import Alerts
+import stoker.kit.events
+from stoker.kit.events import Alerts
 
 
 class Heard:
@@ -22,7 +22,7 @@ class Heard:
 
 def test_it_is_told_once_a_while_and_a_new_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(stokerd.common.alerts.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(stoker.kit.events.time, "monotonic", lambda: clock[0])
     heard = Heard()
     alerts = Alerts(heard, repeat_s=10.0)  # type: ignore[arg-type]
     for clock[0] in (100.0, 105.0, 111.0):

@@ -12,8 +12,8 @@ from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
 from stoker.observe.headroom import MemoryFacts
 from stoker.observe.pressure import Pressure, PressureGauge
 from stoker.store.layout import HotLayout
-from stokerd.sharding.facts.parallelism import LOOK_EVERY_S, Parallelism
-from stokerd.sharding.state import BuildWork
+from stokerd.sharding.activities.base import BuildWork
+from stokerd.sharding.limits import LOOK_EVERY_S, Parallelism
 from support.shard_state import Clock, MakeShard
 
 CALM = Pressure(cpus=4, idle_cpus=2.0)

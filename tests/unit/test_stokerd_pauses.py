@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any, cast
 
 import pytest
 
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_full import LOOK_S
+from stoker.kit.workers.parent import Worker
+from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError, UnavailableError
-from stokerd.sharding.facts.pauses import ONCE_WAITS_S
-from stokerd.sharding.state import SourceWork
-from support.shard_state import MIB, Clock, MakeShard, Shard
+from stokerd.sharding.activities import ACTIVITIES
+from stokerd.sharding.activities.base import SourceWork
+from stokerd.sharding.limits import ONCE_WAITS_S
+from support.shard_state import MIB, Clock, MakeShard, ScriptedWorker, Shard
 
 AWAY = Outcome("done", result={"status": "unavailable", "reason": "mount it"})
 STAGED = Outcome("done", result={"status": "staged", "how": "copy", "xxh3": ""})
@@ -21,7 +25,10 @@ STAGED = Outcome("done", result={"status": "staged", "how": "copy", "xxh3": ""})
 def find_full(shard: Shard, kind: str = "build", path: str = "0.parquet") -> None:
     """A worker found its disk full, and it was measured since."""
     place = "warm" if kind == "sync" else "hot"
-    shard.state.pauses.disk_full(shard.state, kind, place, path, "ENOSPC")
+    job: Job[Any] = Job(ACTIVITIES[kind], path, cast(Worker, ScriptedWorker()), SourceWork())
+    shard.state.pauses.disk_full(shard.state, job, "ENOSPC")
+    for disk in shard.state.disks:
+        disk.measure_soon()
     shard.measure(place, free=0)
 
 

@@ -9,7 +9,7 @@ from stoker.kit.events import Events, EventTail, Log
 from stoker.kit.metrics import Metrics
 from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.requests import file_request
-from stokerd.common.requests import RequestBox
+from stokerd.common.loop import RequestBox
 
 
 def test_what_cannot_be_moved_is_told_once_and_moved_when_it_can(tmp_path: Path) -> None:

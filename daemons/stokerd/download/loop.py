@@ -15,12 +15,10 @@ from stoker.corpus.fetch.receipt_changes import Change, accepted, disputed
 from stoker.corpus.records.receipts import Demand, Unneeded, demand_reader
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import WorkerPool
-from stoker.observe.progress import download_parts
+from stoker.observe.progress import ProgressTeller, download_parts
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request
-from stokerd.common.loop import repeat
-from stokerd.common.progress import ProgressTeller
-from stokerd.common.requests import RequestBox
+from stokerd.common.loop import RequestBox, repeat
 from stokerd.download.fetcher import most_rss_bytes
 from stokerd.download.folder import FolderSource
 from stokerd.download.remote import RemoteSource

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from stoker.corpus.records.receipts import Listing
@@ -12,7 +13,7 @@ from stoker.corpus.records.worklist import Listed, Rules
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import DataError
-from stokerd.common.files_list import FilesList, insist_known
+from stokerd.common.files_list import insist_known, read_files_list
 from stokerd.download.effects import Effects, read_receipts
 from stokerd.download.state import Pauses, State
 
@@ -32,7 +33,8 @@ class Source(Generic[L]):
         self.context, self.pool, self.shown = context, pool, shown
         self.pipeline, self.events = context.pipeline, context.events
         self.dataset = self.pipeline.dataset.name
-        only = FilesList(context).names
+        given = context.files_list
+        only = None if given is None else read_files_list(Path(given))
         self.state = State(rules, read_receipts(context), Pauses(context.events), only)
         self.effects = Effects(context, self.state)
         # Between two looks at a folder or at a list of URLs.

@@ -14,8 +14,7 @@ from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.worklist import Listed, Rules, Worklist
 from stoker.kit.backoff import Retries
-from stoker.kit.events import Events
-from stokerd.common.alerts import REPEAT_S, Alerts
+from stoker.kit.events import Alerts, Events
 
 LISTER = "/lister"  # no source's path begins with a slash
 
@@ -39,7 +38,7 @@ class Pauses:
     """The present pauses by subject; the event of a lasting pause is repeated every five minutes."""
 
     def __init__(self, events: Events) -> None:
-        self._events, self._alerts = events, Alerts(events, REPEAT_S)
+        self._events, self._alerts = events, Alerts(events)
         self._all: dict[Subject, Pause] = {}
         self.tries = Retries()
 

@@ -15,15 +15,16 @@ from stoker.corpus.records.dataset import DatasetPin, write_pin
 from stoker.corpus.records.receipts import Demand, write_demand
 from stoker.corpus.records.sources import Source, write_source
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.events import Alerts
 from stoker.kit.workers.pool import Activity
 from stoker.store.files import remove_durably, remove_tree, unlink_durably
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import utc_now
 from stoker.store.requests import Request, file_request, finish_request
-from stokerd.common.alerts import Alerts
 
 if TYPE_CHECKING:
-    from stokerd.sharding.state import State, Work
+    from stokerd.sharding.activities.base import Work
+    from stokerd.sharding.state import State
 
 
 class Effect(Protocol):

@@ -7,26 +7,25 @@ durable, so a restart repeats only idempotent work.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 
+from stoker.corpus.records.index import OPEN
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Evidence, Outcome, judge
 from stoker.corpus.schedule.state import Situation
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
 from stoker.kit.workers.pool import Job
-from stoker.store.errors import StorageError
+from stoker.store.errors import StorageError, UnavailableError
 from stokerd.common.loop import repeat
-from stokerd.sharding import once
-from stokerd.sharding.activities import ACTIVITIES, build, lister, prove, tokenizer
+from stokerd.sharding.activities import build, disks, quarantine, tokenizer
+from stokerd.sharding.activities.base import Work
 from stokerd.sharding.effects import Effects
-from stokerd.sharding.facts import quarantine
-from stokerd.sharding.facts.parallelism import Parallelism
-from stokerd.sharding.inputs import Inputs
-from stokerd.sharding.record_actions import keep_demand, take
-from stokerd.sharding.startup import bring_in_line, read_records
-from stokerd.sharding.state import State, Work
-from stokerd.sharding.status import Status
+from stokerd.sharding.limits import Parallelism
+from stokerd.sharding.record_actions import bring_in_line, keep_demand, take
+from stokerd.sharding.state import State
+from stokerd.sharding.status import Status, summary
 
 LONGEST_WAIT_S = 5.0
 OWNER_WAIT_S = 10.0  # for hot and warm, before anything is shown
@@ -34,16 +33,13 @@ OWNER_WAIT_S = 10.0  # for hot and warm, before anything is shown
 
 def run(context: DaemonContext) -> int:
     """Makes shard sets until asked to stop, with --once until receipts are used; returns the exit code."""
-    records = read_records(context)
-    records.pinning.refuse_another_build()
-    return StageShard(context, State(context, records, ACTIVITIES)).run()
+    return StageShard(context, State(context)).run()
 
 
 class StageShard:
     def __init__(self, context: DaemonContext, state: State) -> None:
         self.context, self.state = context, state
         self.effects = Effects(context, state)
-        self.inputs = Inputs(context)
         self.parallelism = Parallelism(context, state)
         self.status = Status(context)
         self.has_changed = False  # whether the last cycle changed a record or a job
@@ -62,7 +58,7 @@ class StageShard:
 
     def start(self) -> None:
         """Watches the inputs, owns the disks, and brings the records in line with the configuration."""
-        self.inputs.watch(self.context)
+        self.state.records.watch()
         self.state.placement.watch()
         self.take_disks()
         self.effects.apply(bring_in_line(self.state))
@@ -73,8 +69,8 @@ class StageShard:
         """Acts once, waits, and hears the workers; returns the exit code when --once is finished."""
         try:
             self.turn()
-            if self.context.once and not self.has_changed and once.is_over(self.state, self.situation):
-                return once.end(self.state)
+            if self.context.once and not self.has_changed and is_over(self.state, self.situation):
+                return summarize(self.state)
             self.wait()
             self.hear()
         except (StorageError, WorkerNotStarted):
@@ -89,10 +85,9 @@ class StageShard:
         until = time.monotonic() + OWNER_WAIT_S
         while not self.context.stopping and time.monotonic() < until:
             # A look requested now would miss the changes that the start makes.
-            self.effects.apply(lister.LIST.start_due(self.state))
+            self.effects.apply(disks.LIST.start_due(self.state))
             if all(disk.is_owned or disk.why for disk in self.state.disks):
                 return
-            self.inputs.read_receipts(self.state)  # while the listers start
             self.context.waiter.wait(0.1)
             self.hear()
 
@@ -101,11 +96,8 @@ class StageShard:
         state, before = self.state, self.stamp()
         self.observe()
         self.effects.apply(quarantine.act(state))
-        self.effects.apply(prove.consider(state))
-        is_undecided = state.warm is not None and state.warm.is_undecided(
-            state.retries.failures(state.warm.lister)
-        )
-        if not state.hot.is_known or is_undecided:
+        self.effects.apply(build.consider_requests(state))
+        if not state.hot.is_known or (state.warm is not None and state.warm.is_undecided):
             self.situation = None
         elif state.hot.is_measured and (self.has_news or self.situation is None):
             self.act()
@@ -120,11 +112,11 @@ class StageShard:
     def observe(self) -> None:
         """Reads the inputs, and looks at the disks, memory and the machine."""
         state = self.state
-        self.inputs.read(state)
+        state.records.read()
         self.effects.apply(state.placement.look())
         state.pauses.look(state)
         self.effects.apply(self.parallelism.look(state))
-        self.effects.apply(lister.tend(state))
+        self.effects.apply(disks.tend(state))
         state.space.refresh(state)
         self.effects.apply(build.answer_growth(state))
 
@@ -140,7 +132,7 @@ class StageShard:
             self.effects.apply(take(state, action))
         if self.stamp() != before:
             state.space.refresh(state)  # the other daemons grant space by these claims
-        for activity in ACTIVITIES.values():
+        for activity in state.activities.values():
             self.effects.apply(activity.start_due(state))
         self.situation = situation
         if self.stamp() == before:
@@ -158,7 +150,7 @@ class StageShard:
         """Handles the workers' messages and ends."""
         state, before = self.state, self.stamp()
         for job, messages, ended in state.pool.hear():
-            activity = ACTIVITIES[job.kind]
+            activity = state.activities[job.kind]
             self.has_news |= ended is not None or any(message["kind"] == "seen" for message in messages)
             for message in messages:
                 self.effects.apply(activity.on_message(state, job, message))
@@ -168,9 +160,10 @@ class StageShard:
 
     def judge(self, job: Job[Work], ended: WorkerExit) -> Outcome:
         """Returns the outcome of a job, by its worker's end, its memory and its disk."""
-        before, facts = job.facts.memory, self.state.pauses.memory.look_now()
-        warm = self.state.warm
-        disk = warm if warm is not None and ACTIVITIES[job.kind].writes_to == "warm" else self.state.hot
+        state = self.state
+        before, facts = job.facts.memory, state.pauses.memory.look_now()
+        is_to_warm = state.activities[job.kind].writes_to == "warm"
+        disk = state.warm if is_to_warm and state.warm is not None else state.hot
         evidence = Evidence(
             oom_killed=before is not None and facts.killed_since(before),
             headroom_bytes=facts.headroom_bytes,
@@ -181,8 +174,51 @@ class StageShard:
     def wait(self) -> None:
         """Sleeps until a worker, a record, a request or a signal arrives, or a timer is due."""
         now = time.monotonic()
-        due = min(now + LONGEST_WAIT_S, self.state.next_due, self.inputs.due, self.parallelism.due)
+        due = min(now + LONGEST_WAIT_S, self.state.next_due, self.state.records.due, self.parallelism.due)
         events = self.state.pool.wait(0.0 if self.has_changed else max(0.0, due - now))
         # Progress messages are no news; a worker's end is, and a report of its disk's lister.
         is_due = self.has_changed or time.monotonic() >= due
         self.has_news = is_due or any(event.kind != "fd" for event in events)
+
+
+# The end of --once
+
+
+def is_over(state: State, situation: Situation | None) -> bool:
+    """Whether no job runs and none would begin, however long the daemon waited.
+
+    `situation` holds the facts of the last decision.
+    """
+    if situation is None:
+        return False
+    for disk in state.disks:
+        if not (disk.is_known and disk.is_measured) or disk.litter:
+            return False
+    if state.warm is not None and "hot" in state.space.short and not state.placement.is_tried(state):
+        return False
+    listers = {disk.lister for disk in state.disks}
+    if any(job.subject not in listers and not job.abandoned for job in state.pool.jobs):
+        return False
+    if state.records.is_behind or state.pauses.reasons(state):  # a pause ends the daemon by its own limit
+        return False
+    return not decide(situation, math.inf) and not tokenizer.is_wanted(state)
+
+
+def summarize(state: State) -> int:
+    """Logs the finished and the unfinished work; returns the exit code."""
+    records, left = state.records, []
+    beyond = records.pinning.beyond
+    paths = (one.path for one in state.sources.in_state(*OPEN) if records.takes(one.path))
+    open_ = sorted(path for path in paths if path not in beyond)
+    if records.pinning.training is not None:
+        left.append("the tokenizer waits until enough of the listing is here")
+    if open_:
+        left.append(f"{len(open_)} not finished: {', '.join(open_[:3])}")
+    if state.warm is not None and (behind := len(state.sources.unsynced)):
+        left.append(f"{behind} not copied to warm")
+    if stuck := [job.name for job in state.pool.jobs if job.abandoned]:
+        raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; look at the mount")
+    if (short := state.space.short.get("hot")) is not None:
+        raise StorageError(f"{short}; free some space, then start again")
+    state.context.log.info("drained", message=summary(state.sources.sums, left))
+    return 0

@@ -4,74 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.index import KEY16, Catalog
-from stoker.corpus.records.receipts import Receipt, read_demand
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.decide import differs, may_be_demanded
-from stoker.corpus.schedule.outcome import Attempt
 from stoker.corpus.schedule.state import Limits, Situation, WarmContents
-from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.reconcile import parquet_name
-from stoker.corpus.staging.size_estimate import Growth
 from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import Job, WorkerPool
-from stoker.observe.headroom import MemoryFacts
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import STAGE_SHARD
-from stoker.store.requests import Request
-from stokerd.common.files_list import FilesList
+from stokerd.sharding.activities import ACTIVITIES
+from stokerd.sharding.activities.base import TRIES_ONCE, BuildWork, Work
+from stokerd.sharding.activities.disks import Disk
 from stokerd.sharding.effects import Effect
-from stokerd.sharding.facts.disks import Disk
-from stokerd.sharding.facts.pauses import WRITERS, Pauses
-from stokerd.sharding.facts.pinning import Pinning
-from stokerd.sharding.facts.placement import Placement
-from stokerd.sharding.facts.quarantine import QuarantineState
-from stokerd.sharding.facts.space import Space
-
-if TYPE_CHECKING:
-    from stokerd.sharding.activities.base import ShardActivity
-
-TRIES_ONCE = 5  # with --once: tries before a repeated failure ends the daemon
-
-
-@dataclass(kw_only=True)
-class Work:
-    """The loop's record of a job besides its worker; `memory` is the memory state before the job."""
-
-    memory: MemoryFacts | None = None
-
-
-@dataclass(kw_only=True)
-class SourceWork(Work):
-    """Work on a source's file or set, with its progress: that place may be blamed for a death.
-
-    `row_group` was being read last, `reached` is the row group and row that its last commit ends before.
-    """
-
-    receipt: Receipt | None = None
-    row_group: int | None = None
-    reached: tuple[int, int] = (0, 0)
-    aside_key: str = ""  # the first digits of the key of a set that is put into quarantine
-    is_asked: bool = False  # a proof of a published set, by request
-
-
-@dataclass(kw_only=True)
-class BuildWork(SourceWork):
-    """A build; `tokens` are durable, `asks` is (bytes written, bytes needed) of its request for space."""
-
-    attempt: Attempt | None = None
-    is_encoding: bool = False
-    is_resumed: bool = False
-    tokens: int | None = None
-    asks: tuple[int, int] | None = None
-    refused: Growth | None = None
+from stokerd.sharding.limits import WRITERS, Pauses
+from stokerd.sharding.placement import Placement
+from stokerd.sharding.records import Records
+from stokerd.sharding.space import Space
 
 
 @dataclass
@@ -97,57 +52,6 @@ class Progress:
         self.at = time.time()
 
 
-class Records:
-    """The records as last read, and decisions about sources that are not on record yet."""
-
-    def __init__(self, context: DaemonContext, sources: Catalog, pinning: Pinning) -> None:
-        self.dataset = context.pipeline.dataset.name
-        self.sources, self.pinning = sources, pinning
-        self.files = FilesList(context)
-        self.quarantine = QuarantineState(context)
-        self.is_fetched = context.pipeline.dataset.source.kind != "folder"
-        self.demand = read_demand(context.layout, self.dataset)
-        self.receipts: Mapping[str, Receipt] = {}
-        self.is_behind = False  # whether receipts are still unread
-        # The paths whose record or receipt changed; sources in work are compared with their receipts first.
-        self.touched = {source.path for source in sources.in_state("staged", "building")}
-        self.differing: set[str] = set()  # the paths whose receipt may disagree with their record
-        self.demandable: set[str] = set()  # the paths that the demand may name
-        self.convicted: dict[str, Finding] = {}  # findings that wait for quarantine, by path
-        self.disputed: dict[str, Receipt] = {}
-        self.rotten: set[str] = set()  # the keys whose copy on warm is known to be wrong
-        self.requests: list[Request] = []  # unanswered
-        self.to_prove: dict[str, list[Request]] = {}
-        self.reached: dict[tuple[str, str], tuple[int, int]] = {}  # furthest row, by path and content
-        self.xxh3: dict[str, str] = {}  # of the files staged since the start, by their sha256
-
-    def put(self, source: Source) -> None:
-        """Keeps a record that was written."""
-        self.sources.put(source)
-        self.touched.add(source.path)
-
-    def drop(self, path: str) -> None:
-        self.sources.drop(path)
-        self.touched.add(path)
-
-    def asked(self, *verbs: str) -> list[Request]:
-        """Returns the unanswered requests of these verbs."""
-        return [request for request in self.requests if request.verb in verbs]
-
-    def answered(self, request: Request) -> None:
-        """Forgets a request after its answer."""
-        self.requests = [one for one in self.requests if one.id != request.id]
-
-    def compare_touched(self) -> None:
-        """Updates `differing` and `demandable` for the paths whose record or receipt changed."""
-        for path in self.touched:
-            source, receipt = self.sources.get(path), self.receipts.get(path)
-            (self.differing.add if differs(source, receipt) else self.differing.discard)(path)
-            may_be = self.is_fetched and may_be_demanded(source, receipt)
-            (self.demandable.add if may_be else self.demandable.discard)(path)
-        self.touched.clear()
-
-
 class State:
     """All facts and jobs of the loop.
 
@@ -155,11 +59,11 @@ class State:
     space.
     """
 
-    def __init__(
-        self, context: DaemonContext, records: Records, activities: Mapping[str, ShardActivity]
-    ) -> None:
+    activities = ACTIVITIES
+
+    def __init__(self, context: DaemonContext) -> None:
         pipeline = context.pipeline
-        self.context, self.records, self.activities = context, records, activities
+        self.context, self.records = context, Records(context)
         self.progress = Progress()
         memory = pipeline.shard.memory
         self.pool = WorkerPool[Work](
@@ -175,7 +79,7 @@ class State:
         self.pauses = Pauses(context)
         self.space = Space(context)
         self.placement = Placement(context)
-        self.is_linked = records.is_fetched and pipeline.warm is None  # until a hard link fails
+        self.is_linked = self.records.is_fetched and pipeline.warm is None  # until a hard link fails
         self.limits = Limits(
             stagers=1,
             builders=1,
@@ -310,8 +214,8 @@ class State:
         if self.context.once:  # any failure may be waiting for its retry time
             failed = self.retries.not_before
             paths += [path for path in failed if self.retries.failures(path) >= TRIES_ONCE]
-        if records.files.names is not None:  # the tokenizer's files are staged even if the list omits them
-            paths += records.files.left_out(records.receipts.keys() | self.sources.keys(), but=wanted)
+        if records.only is not None:  # the tokenizer's files are staged even if the list omits them
+            paths += (records.receipts.keys() | self.sources.keys()) - records.only - wanted
         return paths
 
     def _urgent(self, key_of: Callable[[str], str] | None) -> frozenset[str]:

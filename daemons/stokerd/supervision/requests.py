@@ -13,6 +13,7 @@ from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.mirror.layout import Mirrored, fallback
 from stoker.checkpoints.retention import abandoned, find_checkpoints
 from stoker.corpus.quarantine.directory import read_quarantine
+from stoker.kit.events import Alerts
 from stoker.plan.timelines import Timeline, ancestry
 from stoker.shards.audit.recheck import DROP
 from stoker.shards.format.identity import set_key
@@ -40,8 +41,7 @@ from stoker.supervise.rollback import (
     roll_back,
     standing,
 )
-from stokerd.common.alerts import Alerts
-from stokerd.common.requests import RequestBox
+from stokerd.common.loop import RequestBox
 from stokerd.supervision.run import Run
 
 LOOK_S = 1.0

@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from stoker.store.log import ChainedLog, read_log
 from stoker.store.record import as_text, utc_now
 
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
+REPEAT_S = 300.0  # between two events of one lasting problem
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 JOURNAL_BYTES = 48 << 10  # fits a datagram; a longer value is cut, the event log has the whole value
 PRIORITIES = {"info": 6, "warning": 4, "error": 3}  # syslog(3)
@@ -135,6 +137,35 @@ class Events:
         # made.
         self._file.append({**entry, "seq": self._seq + 1}, durable=False)
         self._seq += 1
+
+
+class Alerts:
+    """Records lasting problems, by event and subject; none twice within `repeat_s` seconds."""
+
+    def __init__(self, events: Events, repeat_s: float = REPEAT_S) -> None:
+        self._events = events
+        self._repeat_s = repeat_s
+        self._at: dict[tuple[str, str], float] = {}
+        self._standing: set[tuple[str, str]] = set()
+
+    def raise_(
+        self, event: str, about: str = "", *, level: str = "warning", repeat: bool = True, **fields: Any
+    ) -> None:
+        """Records the event unless it is recent, or the alert is already raised and `repeat` is False."""
+        key, now = (event, about), time.monotonic()
+        if now - self._at.get(key, -self._repeat_s) < self._repeat_s:
+            return
+        if repeat or key not in self._standing:
+            self._at[key] = now
+            self._standing.add(key)
+            self._events.record(event, level=level, **fields)
+
+    def clear(self, event: str, about: str = "", *, tell: str = "", **fields: Any) -> None:
+        """Ends an alert, and records the event `tell` if the alert was recorded."""
+        if (event, about) in self._standing:
+            self._standing.discard((event, about))
+            if tell:
+                self._events.record(tell, **fields)
 
 
 class EventTail:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from stoker.config.units import format_bytes, format_count, format_duration
 
+if TYPE_CHECKING:
+    from stoker.kit.daemon import DaemonContext
+
 SEPARATOR = "  "
+PLAIN_EVERY_S = 60.0  # between two lines of progress where there is no terminal
 BAR_LEAST, BAR_MOST = 12, 42
 DONE = ("verified", "unproven", "released", "given_up", "rotten")
 
@@ -79,3 +84,20 @@ def _waits_or_left(status: Mapping[str, Any], waits: str | None) -> Iterator[str
         yield "waits: " + waits.split(";", maxsplit=1)[0]
     elif status.get("eta_s") is not None:
         yield f"{format_duration(status['eta_s'])} left"
+
+
+class ProgressTeller:
+    """Shows a status on the terminal's last line; without a terminal, with --once, logs a line per minute."""
+
+    def __init__(self, context: DaemonContext, parts: Callable[[Mapping[str, Any]], Iterable[str]]) -> None:
+        self._context, self._log, self._parts = context, context.log, parts
+        self._plain_due = time.monotonic() + PLAIN_EVERY_S
+
+    def tell(self, status: dict[str, Any], text: str) -> None:
+        """Shows the status everywhere: here, in the metrics, and to `stoker status`; `text` is its line."""
+        log, now = self._log, time.monotonic()
+        log.footer.show(lambda width: progress_line(self._parts(status), status, width))
+        if self._context.once and not log.footer.shown and now >= self._plain_due:
+            self._plain_due = now + PLAIN_EVERY_S
+            log.info("progress", message=", ".join(self._parts(status)))
+        self._context.beat(status, text)

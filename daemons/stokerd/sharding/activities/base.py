@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker.config.schema import Pipeline
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
-from stoker.corpus.records.sources import PUBLISHED, Books, Source
-from stoker.corpus.schedule.outcome import Outcome, convicted
+from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.corpus.schedule.outcome import Attempt, Outcome, convicted
 from stoker.corpus.staging.disk_full import LOOK_S, Place
 from stoker.corpus.staging.finding import SET_INVALID, Finding
+from stoker.corpus.staging.size_estimate import Growth
 from stoker.kit.workers.pool import Activity, Job
-from stoker.shards.format.pinned import filters_asked
+from stoker.observe.headroom import MemoryFacts
+from stoker.store.errors import StokerError
 from stokerd.sharding.effects import Dispute, Effect, StartOver, Write, event
-from stokerd.sharding.facts.disks import Disk
-from stokerd.sharding.state import BuildWork, SourceWork, State
+
+if TYPE_CHECKING:
+    from stokerd.sharding.activities.disks import Disk
+    from stokerd.sharding.state import State
 
 Message = Mapping[str, Any]
+
 # Without a message or CPU time. For writers to hot: an fsync to a slow warm disk may take longer.
 STALL_S = 120.0
-W = TypeVar("W", bound=SourceWork)
-
-HF_TOKENIZERS = "tokenizers"  # the engine that can build every file
+TRIES_ONCE = 5  # with --once: tries before a repeated failure ends the daemon
 FOOTER = -1  # in place of a row group: the footer was being read
-RETRY_S = 1.0  # after a failure that is not the file's fault
+
+
+@dataclass(kw_only=True)
+class Work:
+    """The loop's record of a job besides its worker; `memory` is the memory state before the job."""
+
+    memory: MemoryFacts | None = None
+
+
+@dataclass(kw_only=True)
+class SourceWork(Work):
+    """Work on a source's file or set, with its progress: that place may be blamed for a death.
+
+    `row_group` was being read last, `reached` is the row group and row that its last commit ends before.
+    """
+
+    receipt: Receipt | None = None
+    row_group: int | None = None
+    reached: tuple[int, int] = (0, 0)
+    aside_key: str = ""  # the first digits of the key of a set that is put into quarantine
+    is_asked: bool = False  # a proof of a published set, by request
+
+
+@dataclass(kw_only=True)
+class BuildWork(SourceWork):
+    """A build; `tokens` are durable, `asks` is (bytes written, bytes needed) of its request for space."""
+
+    attempt: Attempt | None = None
+    is_encoding: bool = False
+    is_resumed: bool = False
+    tokens: int | None = None
+    asks: tuple[int, int] | None = None
+    refused: Growth | None = None
+
+
+W = TypeVar("W", bound=SourceWork)
 
 
 def failed(state: State, job: Job[W], outcome: Outcome) -> Iterator[Effect]:
     """Yields the effects of an unsuccessful end, for any job on a source."""
     source = state.sources[job.subject]
+    state.hot.look_soon()  # shows whether its input or the disk is gone, and how much is built already
     match outcome.kind:
         case "bad":
             state.records.convicted[source.path] = Finding.of(outcome.result)
@@ -39,21 +77,16 @@ def failed(state: State, job: Job[W], outcome: Outcome) -> Iterator[Effect]:
             yield from dispute(state, source)
         case "disk_full":
             state.retries.retry_in(source.path, LOOK_S)
-            state.hot.look_soon()  # reports how much of the set is built already
-            place = state.activities[job.kind].writes_to or "hot"
-            state.pauses.disk_full(state, job.kind, place, source.path, outcome.reason)
-        case "out_of_memory" | "over_memory":
-            yield from try_again(state, job, source, outcome.reason, wait_s=RETRY_S)
-        case "killed":  # by an operator or with the daemon's own stop: the delay grows if it repeats
-            wait_s = max(RETRY_S, state.retries.failed(source.path))
-            yield from try_again(state, job, source, outcome.reason, wait_s=wait_s)
-        case "died":  # an unreadable mapped page kills too: a look shows whether the disk is gone
-            state.hot.look_soon()
-            blamed = yield from blame(state, job, source, outcome.reason)
-            yield from try_again(state, job, blamed, outcome.reason)
+            state.pauses.disk_full(state, job, outcome.reason)
+        case "died":
+            if job.facts.row_group is not None:
+                source = replace(source, deaths=(*source.deaths, job.facts.row_group))
+            if (guilty := convicted(source.deaths)) is not None:
+                words = f"{outcome.reason}; twice at the same place"
+                finding = Finding("worker_died", words, None if guilty == FOOTER else guilty)
+                state.records.convicted[source.path] = finding
+            yield from try_again(state, job, source, outcome.reason)
         case _:
-            if outcome.kind == "storage":  # its input may be gone: a look brings the record in line
-                state.hot.look_soon()
             yield from try_again(state, job, source, outcome.reason)
 
 
@@ -73,29 +106,10 @@ def try_again(
     yield event(f"{job.kind}_failed", "warning", path=source.path, reason=reason, **about)
 
 
-def blame(state: State, job: Job[W], source: Source, reason: str) -> Generator[Effect, None, Source]:
-    """Counts a death against the source, which is returned; two deaths at one place convict it."""
-    if isinstance(job.facts, BuildWork) and job.facts.is_encoding and uses_fast_engine(state, source):
-        # The text may have crashed the engine: the reference engine shows whether the file is to blame.
-        yield engine_refused(source, reason)
-        return replace(source, engine=HF_TOKENIZERS)
-    if job.facts.row_group is not None:
-        source = replace(source, deaths=(*source.deaths, job.facts.row_group))
-    guilty = convicted(source.deaths)
-    if guilty is not None:
-        group = None if guilty == FOOTER else guilty
-        finding = Finding("worker_died", f"{reason}; twice at the same place", group)
-        state.records.convicted[source.path] = finding
-    return source
-
-
-def uses_fast_engine(state: State, source: Source) -> bool:
-    return HF_TOKENIZERS not in (state.pipeline.tokenizer.engine, source.engine)
-
-
-def engine_refused(source: Source, reason: str) -> Effect:
-    """Returns the event that a file is built with the reference engine."""
-    return event("engine_refused", "warning", path=source.path, used=HF_TOKENIZERS, reason=reason)
+def end_once(state: State, subject: str, error: StokerError) -> None:
+    """Raises the error after the last try that --once allows the subject."""
+    if state.context.once and state.retries.failures(subject) >= TRIES_ONCE:
+        raise error
 
 
 def dispute(state: State, source: Source) -> Iterator[Effect]:
@@ -112,34 +126,6 @@ def dispute_receipt(state: State, source: Source, receipt: Receipt | None) -> It
     if receipt is not None and receipt.sha256 == source.sha256 and disputed.get(source.path) is not receipt:
         yield Dispute(source.path, source.sha256)
         disputed[source.path] = receipt
-
-
-def proven(
-    state: State, source: Source, key: str, books: Mapping[str, Any], manifest_sha256: str
-) -> Iterator[Effect]:
-    """Records that the source's set is published on hot and proven."""
-    state.retries.succeeded(source.path)
-    state.hot.published.add(key[:KEY16])
-    if state.sources.owner(source.sha256) not in (None, source.path):
-        return  # one content has one set: the schedule makes this source a duplicate
-    done = source.moved(
-        "proven",
-        key=key,
-        books=Books.from_mapping(books),
-        manifest_sha256=manifest_sha256,
-        reason=None,
-        deaths=(),
-    )
-    yield Write(done)
-    state.discard_build(done)
-    yield event(
-        "source_proven",
-        path=source.path,
-        key=key[:KEY16],
-        documents=books["documents"],
-        tokens=books["tokens"],
-        dropped=sum((books["dropped"] or {}).values()),  # unknown for imported sets
-    )
 
 
 def reject_set(state: State, source: Source, reason: str) -> Iterator[Effect]:
@@ -201,11 +187,6 @@ class ShardActivity(Activity):
         if outcome.kind == "done" and self.on_done is not None:
             return self.on_done(state, job, outcome.result)
         return self.on_end(state, job, outcome)
-
-
-def columns(pipeline: Pipeline) -> dict[str, str]:
-    """Returns the columns read besides the text, each with its required type."""
-    return filters_asked(pipeline).columns()
 
 
 def marks(*disks: Disk | None) -> list[dict[str, Any]]:

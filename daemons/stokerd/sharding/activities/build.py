@@ -1,61 +1,73 @@
-"""Build: makes one source's shard set, or continues a partial set."""
+"""Build and prove: a build makes a source's shard set or continues it, a proof reads a whole set on hot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.config.units import format_bytes
-from stoker.corpus.records.dataset import DatasetPin
 from stoker.corpus.records.index import KEY16
-from stoker.corpus.records.sources import EXCEEDS_DISK, Source
+from stoker.corpus.records.sources import EXCEEDS_DISK, PUBLISHED, Books, Source
 from stoker.corpus.schedule.outcome import READ_ROWS, SMALLEST, Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.size_estimate import AGAIN, FILES_BYTES, decide_growth
 from stoker.kit.workers.pool import Job
+from stoker.store.requests import Request
 from stokerd.sharding.activities import base
-from stokerd.sharding.activities.base import Message, ShardActivity, marks
-from stokerd.sharding.effects import Begin, Effect, Event, Send, Write, event
-from stokerd.sharding.state import BuildWork, State
+from stokerd.sharding.activities.base import BuildWork, Message, ShardActivity, SourceWork, marks
+from stokerd.sharding.effects import Answer, Begin, Effect, Event, Send, Write, event
+
+if TYPE_CHECKING:
+    from stokerd.sharding.state import State
+
+HF_TOKENIZERS = "tokenizers"  # the engine that can build every file
+PROVE_SET = "prove_set"
+RETRY_S = 1.0  # after a build that ran out of memory: the next one reads less
 
 
-def begin(state: State, path: str) -> Iterator[Effect]:
+def _begin_build(state: State, path: str) -> Iterator[Effect]:
     source, pin = state.sources[path], state.records.pinning.pin
     assert pin is not None  # the schedule builds only after the pin
-    building = source.moved("building", key=state.key(source))
-    if building != source:
-        yield Write(building)
+    key, before = state.key(source), source
+    source = source.moved("building", key=key)
+    if source != before:
+        yield Write(source)
     attempt = state.pauses.memory.attempt(path, others=bool(state.builds()))
-    task = _task(state, building, pin)
-    task["read_rows"] = READ_ROWS[attempt.rows]
-    task["room"] = state.space.grant(state, building) - FILES_BYTES
-    yield Begin(BUILD, path, task, BuildWork(attempt=attempt))
-
-
-def _task(state: State, source: Source, pin: DatasetPin) -> dict[str, Any]:
     pipeline, commit = state.pipeline, state.pipeline.shard.commit
     xxh3 = state.records.xxh3.get(source.sha256, "")  # empty if staged before this daemon started
-    is_reference = source.engine == base.HF_TOKENIZERS
-    return {
+    task = {
         "parquet": state.parquet(source),
         "source": {"path": source.path, "size": source.size, "sha256": source.sha256, "xxh3": xxh3},
         "dataset": source.dataset,
-        "key": source.key,
+        "key": key,
         "build_id": pin.build_id,
         "build": dict(pin.build),
         "tokenizer_file": str(pipeline.layout.datasets / pin.tokenizer.file),
-        "building": str(pipeline.hot_layout.building / str(source.key)[:KEY16]),
+        "building": str(pipeline.hot_layout.building / key[:KEY16]),
         "target": str(state.set_on("hot", source)),
         "commit": {"every_s": commit.every, "bytes": commit.bytes},
         "commit_every_row_group": bool(source.deaths),  # to find the row group to blame
-        "engine": base.HF_TOKENIZERS if is_reference else pipeline.tokenizer.engine,
+        "engine": pipeline.tokenizer.engine if _is_fast(state, source) else HF_TOKENIZERS,
         "memory": pipeline.shard.memory.model_dump(),
+        "read_rows": READ_ROWS[attempt.rows],
+        "room": state.space.grant(state, source) - FILES_BYTES,
         "disks": marks(state.hot),
     }
+    yield Begin(BUILD, path, task, BuildWork(attempt=attempt))
 
 
-def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[Effect]:
+def _is_fast(state: State, source: Source) -> bool:
+    """Whether the file is built with another engine than the reference."""
+    return HF_TOKENIZERS not in (state.pipeline.tokenizer.engine, source.engine)
+
+
+def _engine_refused(source: Source, reason: str) -> Effect:
+    """Returns the event that a file is built with the reference engine."""
+    return event("engine_refused", "warning", path=source.path, used=HF_TOKENIZERS, reason=reason)
+
+
+def _on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[Effect]:
     """Records a build's progress and its requests for space."""
     work = job.facts
     if "row_group" in message:
@@ -70,8 +82,8 @@ def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[
             state.hot.measure_soon()
         case "engine":
             source = state.sources[job.subject]
-            yield Write(replace(source, engine=base.HF_TOKENIZERS))
-            yield base.engine_refused(source, str(message["reason"]))
+            yield Write(replace(source, engine=HF_TOKENIZERS))
+            yield _engine_refused(source, str(message["reason"]))
     match message.get("phase"):
         case "check_engine" | "encode":
             work.is_encoding = True
@@ -79,7 +91,7 @@ def on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[
             work.is_resumed = bool(message.get("row_group") or message.get("row"))
 
 
-def on_done(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effect]:
+def _built(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effect]:
     source = state.sources[job.subject]
     _credit(state, job, source)
     if result["status"] == "target_invalid":
@@ -87,10 +99,10 @@ def on_done(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effe
         return
     state.pauses.memory.succeeded(source.path)
     state.records.xxh3.pop(source.sha256, None)
-    yield from base.proven(state, source, state.key(source), result["books"], result["manifest_sha256"])
+    yield from _proven(state, source, state.key(source), result["books"], result["manifest_sha256"])
 
 
-def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:
+def _not_built(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:
     source, memory = state.sources[job.subject], state.pauses.memory
     assert job.facts.attempt is not None  # set when the build began
     is_further = _credit(state, job, source)
@@ -115,10 +127,12 @@ def on_end(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effe
             if detail is not None:
                 finding = Finding("out_of_memory", detail, job.facts.row_group)
                 state.records.convicted[source.path] = finding
-            yield from base.try_again(state, job, source, outcome.reason, wait_s=base.RETRY_S)
-        case "stalled" | "silent" if job.facts.is_encoding and base.uses_fast_engine(state, source):
-            blamed = yield from base.blame(state, job, source, outcome.reason)
-            yield from base.try_again(state, job, blamed, outcome.reason)
+            yield from base.try_again(state, job, source, outcome.reason, wait_s=RETRY_S)
+        case "died" | "stalled" | "silent" if job.facts.is_encoding and _is_fast(state, source):
+            # The text may have crashed the engine: the reference engine shows whether the file is to blame.
+            state.hot.look_soon()
+            yield _engine_refused(source, outcome.reason)
+            yield from base.try_again(state, job, replace(source, engine=HF_TOKENIZERS), outcome.reason)
         case _:
             yield from base.failed(state, job, outcome)
 
@@ -144,13 +158,12 @@ def answer_growth(state: State) -> Iterator[Effect]:
             continue
         granted = decide_growth(growth)
         if granted is None:
-            work.asks, work.refused = None, growth
-            yield Send(job.subject, {"room": 0})
+            work.refused = growth
         else:
             state.space.granted[source.path] = granted
             state.space.refresh(state)
-            work.asks = None  # last: if the ledger cannot be written, the answer comes later
-            yield Send(job.subject, {"room": granted - FILES_BYTES})
+        work.asks = None  # last: if the ledger cannot be written, the answer comes later
+        yield Send(job.subject, {"room": 0 if granted is None else granted - FILES_BYTES})
 
 
 def _refused(state: State, job: Job[BuildWork], source: Source) -> Finding | Event:
@@ -181,9 +194,106 @@ BUILD = ShardActivity(
     stall_s=base.STALL_S,
     is_memory_bound=True,
     is_reusable=True,
-    begin=begin,
-    on_message=on_message,
-    on_done=on_done,
-    on_end=on_end,
+    begin=_begin_build,
+    on_message=_on_message,
+    on_done=_built,
+    on_end=_not_built,
     writes_to="hot",
 )
+
+
+# Prove: a set that no record owns, or that a request names
+
+
+def _begin_proof(state: State, path: str) -> Iterator[Effect]:
+    """Proves the set at the path's target."""
+    source = state.sources[path]
+    key = state.key(source)
+    task = {"sets": [{"path": str(state.set_on("hot", source, key)), "key": key}], "disks": marks(state.hot)}
+    yield Begin(PROVE, path, task, SourceWork(is_asked=source.state in PUBLISHED))
+
+
+def _read(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
+    source, proof = state.sources[job.subject], result["proofs"][0]
+    if job.facts.is_asked:
+        yield from _answer(state, source, proof)
+    elif proof["verdict"] == "proven":
+        yield from _proven(state, source, state.key(source), proof["books"], proof["manifest_sha256"])
+    elif proof["verdict"] == "invalid":
+        yield from base.reject_set(state, source, str(proof["reason"]))
+    else:
+        yield from base.try_again(state, job, source, f"its shard set cannot be read: {proof['reason']}")
+
+
+def _answer(state: State, source: Source, proof: Mapping[str, Any]) -> Iterator[Effect]:
+    """Brings the record in line with a proof, then answers the requests."""
+    if proof["missing"]:
+        state.hot.look_soon()  # shows whether only the set is gone, or the whole disk
+        state.retries.failed(source.path)
+        return
+    state.retries.succeeded(source.path)
+    verdict, reason = proof["verdict"], str(proof["reason"])
+    if verdict == "proven" and proof["manifest_sha256"] != source.manifest_sha256:
+        verdict = "unreadable" if proof["cached"] else "invalid"
+        reason = "its manifest is not the one on record"
+    if verdict == "invalid" and source.state in PUBLISHED:
+        yield from base.reject_set(state, source, reason)
+    for request in state.records.to_prove.pop(source.path, ()):
+        yield Answer(request, {"verdict": verdict, "reason": reason})
+
+
+def consider_requests(state: State) -> Iterator[Effect]:
+    """Answers the requests that need no proof; the rest wait in `to_prove`."""
+    waiting: dict[str, list[Request]] = {}
+    for request in state.records.asked(PROVE_SET):
+        source = _owner(state, request.args.get("key"))
+        if source is None:
+            reason = "no shard set of this key is on record"
+            yield Answer(request, {"verdict": "unknown", "reason": reason})
+        elif not source.hot:
+            where = "on warm only" if source.evicted else f"not on hot, its source is {source.state}"
+            yield Answer(request, {"verdict": "invalid", "reason": f"the set is {where}"})
+        else:
+            waiting.setdefault(source.path, []).append(request)
+    state.records.to_prove = waiting
+
+
+def _owner(state: State, key: object) -> Source | None:
+    key_of, sources = state.records.pinning.key_of(), state.sources
+    owner = sources.get(sources.of_key(str(key)[:KEY16]) or "")
+    if owner is not None and owner.key == key:
+        return owner
+    return next((one for one in sources.values() if key_of and key_of(one.sha256) == key), None)
+
+
+PROVE = ShardActivity(
+    kind="prove", module="stoker.shards.format.proof_worker", begin=_begin_proof, on_done=_read
+)
+
+
+def _proven(
+    state: State, source: Source, key: str, books: Mapping[str, Any], manifest_sha256: str
+) -> Iterator[Effect]:
+    """Records that the source's set is published on hot and proven."""
+    state.retries.succeeded(source.path)
+    state.hot.published.add(key[:KEY16])
+    if state.sources.owner(source.sha256) not in (None, source.path):
+        return  # one content has one set: the schedule makes this source a duplicate
+    done = source.moved(
+        "proven",
+        key=key,
+        books=Books.from_mapping(books),
+        manifest_sha256=manifest_sha256,
+        reason=None,
+        deaths=(),
+    )
+    yield Write(done)
+    state.discard_build(done)
+    yield event(
+        "source_proven",
+        path=source.path,
+        key=key[:KEY16],
+        documents=books["documents"],
+        tokens=books["tokens"],
+        dropped=sum((books["dropped"] or {}).values()),  # unknown for imported sets
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import Books, Source
@@ -15,10 +14,21 @@ from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
 from stoker.store.files import TEMPORARY
 from stoker.store.record import new_id
-from stokerd.sharding.activities.base import RETRY_S, Message, ShardActivity, copy_lost, marks, reject_set
+from stokerd.sharding.activities.base import (
+    Message,
+    ShardActivity,
+    SourceWork,
+    copy_lost,
+    end_once,
+    marks,
+    reject_set,
+)
 from stokerd.sharding.effects import Alert, AlertOver, Begin, Effect, StartOver, Write, event
-from stokerd.sharding.state import TRIES_ONCE, SourceWork, State
 
+if TYPE_CHECKING:
+    from stokerd.sharding.state import State
+
+RETRY_S = 1.0  # after a full disk: the move continues once there is space
 DOUBTS = 3  # tries to read a copy that looks wrong, where the page cache cannot be bypassed
 MOVES = ("sync", "evict", "hydrate")
 
@@ -34,7 +44,7 @@ def _begin_move(kind: str, state: State, path: str) -> Iterator[Effect]:
         places = {"what": "copy", "source": here, "target": there}
     identity = {"key": source.key, "manifest_sha256": source.manifest_sha256}
     task = {**places, **identity, "trash": str(trash), "trash_id": new_id()}
-    yield Begin(BY_KIND[kind], path, {**task, "disks": marks(state.hot, state.warm)}, SourceWork())
+    yield Begin(state.activities[kind], path, {**task, "disks": marks(state.hot, state.warm)}, SourceWork())
 
 
 def _begin_recall(state: State, path: str) -> Iterator[Effect]:
@@ -42,20 +52,18 @@ def _begin_recall(state: State, path: str) -> Iterator[Effect]:
     source = state.sources[path]
     key = state.key(source)
     sets = [{"path": str(state.set_on("warm", source, key)), "key": key}]
-    yield Begin(BY_KIND["recall"], path, {"sets": sets, "disks": marks(state.hot, state.warm)}, SourceWork())
+    yield Begin(RECALL, path, {"sets": sets, "disks": marks(state.hot, state.warm)}, SourceWork())
 
 
 def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
     """Delays a failed move until there is space, or until its retry time."""
-    source, kind = state.sources[job.subject], job.kind
+    source = state.sources[job.subject]
     if outcome.kind != "disk_full":
-        yield from _try_again(state, kind, source, outcome.reason)
+        yield from _try_again(state, job.kind, source, outcome.reason)
         return
-    state.retries.retry_in(source.path, RETRY_S)  # the move continues once there is space
-    if kind == "hydrate":  # its unfinished copy takes some of that space
-        state.hot.discard(coming(state, source))
-    place = BY_KIND[kind].writes_to or "hot"
-    state.pauses.disk_full(state, kind, place, source.path, outcome.reason)
+    state.retries.retry_in(source.path, RETRY_S)
+    _discard_copy(state, job.kind, source)
+    state.pauses.disk_full(state, job, outcome.reason)
 
 
 def on_moved(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
@@ -153,18 +161,17 @@ def _try_again(state: State, kind: str, source: Source, reason: str) -> Iterator
         state.warm.look_soon()
     about = {"path": source.path, "reason": reason, "retry_in_s": round(wait_s, 1)}
     yield Alert(f"{kind}_failed", fields=about)
-    if kind == "hydrate":  # no run may want the set now, and its unfinished copy takes space on hot
-        state.hot.discard(coming(state, source))
-        if state.retries.failures(source.path) >= DOUBTS and "page cache only" in reason:
-            yield from _rotten(state, source, reason)
-    if state.context.once and state.retries.failures(f"/{kind}") >= TRIES_ONCE:
-        raise StorageError(f"{kind}: {reason}")
+    _discard_copy(state, kind, source)
+    if kind == "hydrate" and "page cache only" in reason and state.retries.failures(source.path) >= DOUBTS:
+        yield from _rotten(state, source, reason)
+    end_once(state, f"/{kind}", StorageError(f"{kind}: {reason}"))
 
 
-def coming(state: State, source: Source) -> str:
-    """Returns the path on hot of the source's set while it is copied back."""
-    path = Path(state.set_on("hot", source))
-    return str(path.with_name(f"{TEMPORARY}{path.name}"))
+def _discard_copy(state: State, kind: str, source: Source) -> None:
+    """Discards an unfinished copy on hot: it takes space, and no run may want the set now."""
+    if kind == "hydrate":
+        path = state.set_on("hot", source)
+        state.hot.discard(str(path.with_name(f"{TEMPORARY}{path.name}")))
 
 
 _move = partial(ShardActivity, on_end=on_end)
@@ -175,4 +182,3 @@ HYDRATE = _copy(kind="hydrate", begin=partial(_begin_move, "hydrate"), writes_to
 RECALL = _move(
     kind="recall", module="stoker.shards.format.proof_worker", begin=_begin_recall, on_done=on_recalled
 )
-BY_KIND = {each.kind: each for each in (SYNC, EVICT, HYDRATE, RECALL)}

@@ -18,8 +18,8 @@ from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Purpose, claimed_bytes, others_claims, room, write_claims
 from stoker.observe.ledger import Disk as DiskSize
 from stoker.store.layout import STAGE_SHARD
+from stokerd.sharding.activities.disks import Disk
 from stokerd.sharding.effects import Alert, AlertOver, Effect, StartOver
-from stokerd.sharding.facts.disks import Disk
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State

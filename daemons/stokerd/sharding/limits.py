@@ -1,22 +1,29 @@
-"""Why work waits: failures, a full disk, memory, the source folder. Each is recorded once."""
+"""How much work runs at once, and why work waits: memory, CPUs, a full disk, the source folder."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.config.units import format_bytes
 from stoker.corpus.schedule.outcome import ALONE, READ_ROWS, SMALLEST, Attempt, Ladder
+from stoker.corpus.schedule.parallelism import SHORT_S, Measure, Number, builders_way, copies_way
 from stoker.corpus.schedule.state import Limits
 from stoker.corpus.staging.disk_full import LOOK_S, Place, has_room
 from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.workers.pool import Job
 from stoker.observe.headroom import MemoryFacts, MemoryWatch
 from stoker.observe.ledger import Disk as DiskSize
-from stoker.store.errors import StorageError, Transient, UnavailableError
+from stoker.observe.pressure import PressureGauge
+from stoker.plan.positions import linear
+from stoker.store.errors import DataError, StorageError, Transient, UnavailableError
+from stokerd.sharding.effects import Effect, event
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
@@ -26,6 +33,8 @@ SOURCE = "/source"  # the subject that failures of the source folder are counted
 SOURCE_RETRY_S = 30.0  # upper limit of the wait: each try costs the staging of one file
 ONCE_WAITS_S = 20.0  # with --once: the longest wait, for any reason
 ROOMY = 2  # times the soft budget: the memory that one builder needs to resume after a pause
+LOOK_EVERY_S = 6.0  # between two measures of CPUs and disks
+FIRST_COPIES, MOST_COPIES = 2, 8
 PLACES: tuple[Place, ...] = ("hot", "warm", "state")
 
 
@@ -162,14 +171,12 @@ class Pauses:
 
     # Recording
 
-    def disk_full(self, state: State, kind: str, place: Place, path: str, reason: str) -> None:
+    def disk_full(self, state: State, job: Job[Any], reason: str) -> None:
         """Records that a worker found its disk full."""
-        for disk in state.disks:
-            if disk.place == place:
-                disk.measure_soon()
-        if self._begin(place, f"{kind} {path}: {reason}"):
+        place = state.activities[job.kind].writes_to or "hot"
+        if self._begin(place, f"{job.name}: {reason}"):
             reason = f"{reason}; free some space: it goes on by itself"
-            about: dict[str, Any] = {"place": place, "activity": kind, "path": path}
+            about: dict[str, Any] = {"place": place, "activity": job.kind, "path": job.subject}
             self._events.record("disk_full", level="error", **about, reason=reason)
 
     def disk_works(self, place: Place | None) -> None:
@@ -253,3 +260,73 @@ class Pauses:
 
 def _is_stuck(state: State) -> bool:
     return any(job.abandoned and job.kind == "stage" for job in state.pool.jobs)
+
+
+class Parallelism:
+    """The two numbers; `auto` in shard.workers and stage.copies lets each vary, a number fixes it."""
+
+    def __init__(self, context: DaemonContext, state: State, gauge: PressureGauge | None = None) -> None:
+        pipeline = context.pipeline
+        self._gauge = gauge or PressureGauge()
+        self._builder_bytes = pipeline.shard.memory.soft
+        cpus = max(1, math.ceil(self._gauge.cpus))
+        fitting = state.pauses.memory.facts.headroom_bytes // self._builder_bytes
+        # One builder per CPU, if memory allows: throughput need not wait for the number to climb.
+        first = {"builders": max(1, min(cpus, fitting)), "copies": FIRST_COPIES}
+        asked = {"builders": pipeline.shard.workers, "copies": pipeline.stage.copies}
+        self._most = {"builders": cpus, "copies": MOST_COPIES}
+        self._fixed = {what: number for what, number in asked.items() if number != "auto"}
+        self._numbers = {what: Number(self._fixed.get(what, number)) for what, number in first.items()}
+        self._was_idle = True
+        self.due = 0.0  # when to measure next without a wake-up, monotonic seconds
+        self._set_limits(state)
+
+    def look(self, state: State) -> Iterator[Effect]:
+        """Measures when due and adjusts the numbers; an idle loop measures nothing."""
+        now, building, copying = time.monotonic(), len(state.doing("build")), len(state.doing("stage"))
+        if now < self.due < math.inf:
+            return
+        was_idle, self._was_idle = self._was_idle, not building and not copying
+        self.due = math.inf if self._was_idle else now + LOOK_EVERY_S
+        if self._was_idle or (pressure := self._gauge.look()) is None or was_idle:
+            return
+        measure = Measure(
+            pressure=pressure,
+            headroom_bytes=state.pauses.memory.facts.headroom_bytes,
+            queued=state.sources.count("staged"),
+            waiting=state.sources.count("seen"),
+            building=building,
+            copying=copying,
+            ahead_s=_ahead_s(state),
+        )
+        ways = {
+            "builders": builders_way(measure, self._builder_bytes, self._numbers["builders"].wanted),
+            "copies": copies_way(measure, self._numbers["copies"].wanted),
+        }
+        for what, (way, reason) in ways.items():
+            before, at_once = self._numbers[what], measure.ahead_s < SHORT_S
+            after = before.step(way, self._most[what], now, at_once=at_once)
+            if after != before and what not in self._fixed:
+                self._numbers[what] = after
+                about: dict[str, Any] = {"from": before.wanted, "to": after.wanted}
+                yield event("parallelism_changed", what=what, reason=reason, **about)
+        self._set_limits(state)
+
+    def _set_limits(self, state: State) -> None:
+        builders, copies = (self._numbers[what].wanted for what in ("builders", "copies"))
+        state.limits = replace(state.limits, builders=builders, stagers=copies)
+
+
+def _ahead_s(state: State) -> float:
+    """Returns the least seconds of training that built sets give any run; inf without a known rate.
+
+    Counts from the run's low-water mark, which lags behind the trainer by less than
+    AHEAD_S of schedule.parallelism.
+    """
+    built = state.sources.sums.tokens["train"] / state.pipeline.train.seq_len
+    ahead = []
+    for run in state.placement.holdings:
+        if not run.finished and run.windows_per_s:
+            with contextlib.suppress(DataError):  # the supervisor is just repairing the plan
+                ahead.append((built - linear(run.plan, run.low_water)) / run.windows_per_s)
+    return min(ahead, default=math.inf)

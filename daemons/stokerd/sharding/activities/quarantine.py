@@ -1,4 +1,4 @@
-"""The stage-shard loop's quarantine: its budget, requests about it, and periodic rechecks."""
+"""Quarantine: its budget, requests about it, and rechecks, each of which reads one quarantined file again."""
 
 from __future__ import annotations
 
@@ -6,23 +6,39 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stoker.corpus.quarantine.directory import Kept, drops, due, findings, read_quarantine, refusal
 from stoker.corpus.records.sources import Source
-from stoker.kit.daemon import DaemonContext
-from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE, fetch_again
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.finding import Finding
+from stoker.kit.workers.pool import Job
+from stoker.shards.audit.recheck import (
+    BY_ITSELF,
+    DROP,
+    FORCED,
+    RELEASE,
+    REVALIDATE,
+    fetch_again,
+    look_task,
+    released,
+)
+from stoker.store.layout import StateLayout
 from stoker.store.record import utc_now
 from stoker.store.requests import Request
-from stokerd.sharding.effects import Answer, DropFinding, Effect, MarkFinding, StartOver, event
+from stokerd.sharding.activities.base import ShardActivity, Work, dispute, marks
+from stokerd.sharding.effects import Answer, Begin, DropFinding, Effect, MarkFinding, StartOver, Write, event
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-RECHECK = "/revalidate"  # the job's subject; never a source's path
+VERBS = (RELEASE, REVALIDATE, DROP)
+SUBJECT = "/revalidate"  # of the job; never a source's path
 READ_EVERY_S = 60.0
 GONE = "its file is not there any more, and no good copy of it was kept"
-VERBS = (RELEASE, REVALIDATE, DROP)
+# An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
+STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
+VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
 
 
 @dataclass
@@ -35,14 +51,13 @@ class Round:
 
 
 class QuarantineState:
-    """`kept` is everything in quarantine, newest first; `looking_at` the path under recheck."""
+    """`kept` is everything in quarantine, newest first; `rounds` are by the id of their request."""
 
-    def __init__(self, context: DaemonContext) -> None:
-        self._directory = context.layout.quarantine
+    def __init__(self, layout: StateLayout) -> None:
+        self._directory = layout.quarantine
         self._read_due, self._stamp = 0.0, 0
         self.kept: tuple[Kept, ...] = ()
         self.rounds: dict[str, Round] = {}
-        self.looking_at: str | None = None
 
     def read_soon(self) -> None:
         self._read_due = 0.0
@@ -77,7 +92,7 @@ def act(state: State) -> Iterator[Effect]:
                 yield Answer(request, answer)
     quarantine.read()  # without the entries just dropped
     budget = state.pipeline.quarantine
-    busy = {*state.doing("quarantine"), *filter(None, (quarantine.looking_at,))}
+    busy = {*state.doing("quarantine"), *_under_recheck(state)}
     limits = {"keep_files": budget.keep_files, "keep_bytes": budget.keep_bytes}
     for kept, why in list(drops(quarantine.kept, state.sources, **limits, busy=busy)):
         yield DropFinding(kept, why)
@@ -149,7 +164,7 @@ def _drop(state: State, request: Request) -> Iterator[Effect]:
         yield Answer(request, {"dropped": name, "bytes": 0})
     elif kept.kind == "checkpoint":
         yield Answer(request, {"refused": "quarantined checkpoints are the train supervisor's to drop"})
-    elif quarantine.looking_at != kept.path:
+    elif kept.path not in _under_recheck(state):
         reason_too = request.args.get("reason_too") is True
         if kept.things or reason_too:
             yield DropFinding(kept, f"asked for by {request.by}", reason_too)
@@ -163,7 +178,7 @@ def _drop(state: State, request: Request) -> Iterator[Effect]:
 def next_look(state: State) -> tuple[Kept, bool] | None:
     """Returns the entry to recheck now, and whether to release it without reading its file."""
     quarantine = state.records.quarantine
-    if RECHECK in state.pool or not state.hot.is_known:
+    if SUBJECT in state.pool or not state.hot.is_known:
         return None
     for request in state.records.asked(RELEASE):
         if (kept := quarantine.named(request)) is not None and _release(state, request) is None:
@@ -171,6 +186,96 @@ def next_look(state: State) -> tuple[Kept, bool] | None:
     asked = set[str]().union(*(one.todo for one in quarantine.rounds.values()))
     every = state.pipeline.quarantine.revalidate
     for kept in due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0 if asked else every):
-        if kept.name in asked or (not asked and state.retries.allows(f"{RECHECK} {kept.name}")):
+        if kept.name in asked or (not asked and state.retries.allows(f"{SUBJECT} {kept.name}")):
             return kept, False
     return None
+
+
+@dataclass(kw_only=True)
+class RecheckWork(Work):
+    """The entry under recheck, as of the start; `is_forced`: released without reading its file."""
+
+    kept: Kept
+    source: Source
+    is_forced: bool
+
+
+def _under_recheck(state: State) -> list[str]:
+    """Returns the path whose quarantined file is being read."""
+    jobs = (cast(Job[RecheckWork], job) for job in state.pool.jobs if job.kind == RECHECK.kind)
+    return [job.facts.kept.path for job in jobs]
+
+
+def _begin(state: State, _subject: str) -> Iterator[Effect]:
+    """Rechecks the next file that is due or requested."""
+    if (found := next_look(state)) is not None:
+        kept, is_forced = found
+        source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
+        task = look_task(state.pipeline, kept, source, receipt, decode=not is_forced)
+        work = RecheckWork(kept=kept, source=source, is_forced=is_forced)
+        yield Begin(RECHECK, SUBJECT, {**task, "disks": marks(state.hot)}, work)
+
+
+def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
+    """Applies the verdict of a recheck and answers its requests."""
+    work = job.facts
+    state.records.quarantine.read_soon()
+    kept, source = work.kept, state.sources.get(work.kept.path)
+    if source is None or source != work.source:
+        return  # the source started over meanwhile: the look read other content
+    verdict = STATUS.get(outcome.kind, outcome.result.get("status", ""))
+    state.progress.looks[verdict if verdict in VERDICTS else "unreadable"] += 1
+    if verdict in ("good", "bad", "gone"):
+        state.retries.succeeded(f"{SUBJECT} {kept.name}")
+    match verdict:
+        case "good":
+            why = FORCED if work.is_forced else BY_ITSELF
+            state.records.convicted.pop(source.path, None)
+            state.retries.succeeded(source.path)
+            yield Write(released(source, why))
+            yield from mark_released(kept, why)
+            yield from _answer(state, kept, "good", {"released": kept.path, "why": why})
+        case "bad" | "gone":
+            words = str(Finding.of(outcome.result)) if outcome.result else f"{outcome.kind}: {outcome.reason}"
+            words = GONE if verdict == "gone" else words
+            times = int(kept.body.get("revalidations") or 0) + 1
+            yield MarkFinding(kept.name, {"revalidated": utc_now(), "revalidations": times})
+            about = {"path": kept.path, "folder": kept.name, "reason": words}
+            yield event("quarantine_revalidated", **about, times=times)
+            yield from _refuse(state, kept, words, "bad")
+        case "changed":
+            words = "its file differs from what its receipt says: it is hashed again"
+            yield from _refuse(state, kept, words, "")
+            yield from dispute(state, source)
+        case _:
+            wait_s = round(state.retries.failed(f"{SUBJECT} {kept.name}"), 1)
+            about = {"path": kept.path, "reason": outcome.reason}
+            yield event("revalidate_failed", "warning", **about, retry_in_s=wait_s)
+            yield from _refuse(state, kept, f"it cannot be read now: {outcome.reason}", "unreadable")
+
+
+def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effect]:
+    answer = {"refused": words, "finding": verdict == "bad", "again": verdict == "unreadable"}
+    yield from _answer(state, kept, verdict, answer)
+
+
+def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -> Iterator[Effect]:
+    """Answers the requests to recheck this entry, and counts the verdict in every round."""
+    for request in state.records.asked(RELEASE):
+        if request.args.get("name") == kept.name:
+            yield Answer(request, answer)
+    for one in state.records.quarantine.rounds.values():
+        if kept.name in one.todo:
+            one.todo.discard(kept.name)
+            one.ends[verdict] += 1
+            one.released += [kept.path] if verdict == "good" else []
+
+
+RECHECK = ShardActivity(
+    kind="revalidate",
+    module="stoker.shards.audit.recheck_worker",
+    is_memory_bound=True,  # as a builder: a file that needs more memory could not be built either
+    begin=_begin,
+    due=lambda _state: (SUBJECT,),
+    on_end=_on_end,
+)
