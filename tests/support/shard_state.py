@@ -116,8 +116,7 @@ class Shard:
         self.layout = pipeline.layout
         self.layout.create()
         self.context = DaemonContext(STAGE_SHARD, pipeline, Waiter(), once=once)
-        about = (self.context.log, self.context.metrics)
-        self.events = Recorded(self.layout, STAGE_SHARD, pipeline.name, *about)
+        self.events = Recorded(self.layout, self.context.log, self.context.metrics.events)
         self.context.events = self.events
         self.start()
 
