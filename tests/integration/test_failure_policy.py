@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from stoker.kit.lock import read_holder
-from stoker.observe.headroom import MemoryWatch
+from stoker.observe.machine import MemoryWatch
 from support.mischief import Mischief
 from support.mounts import WHY_NOT, apart
 from support.parquet import write_fineweb

@@ -17,7 +17,7 @@ from stoker.corpus.source.idle_io import (
     Background,
     giving_way_on_disk,
 )
-from stoker.observe.pressure import Pressure
+from stoker.observe.machine import Pressure
 
 MOMENT_S = GRACE_S + LOOK_S
 BEGIN = 25 * EVERY_S

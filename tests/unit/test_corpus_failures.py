@@ -19,10 +19,9 @@ from stoker.corpus.schedule.outcome import (
     Ladder,
     judge,
 )
-from stoker.corpus.staging.disk_full import ENOUGH_BYTES, has_room
 from stoker.kit.workers.parent import WorkerExit
-from stoker.observe.headroom import MemoryFacts, MemoryWatch
-from stoker.observe.ledger import Disk
+from stoker.observe.ledger import ENOUGH_BYTES, Disk, has_room
+from stoker.observe.machine import MemoryFacts, MemoryWatch
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -114,13 +113,6 @@ def test_writers_go_on_when_statvfs_shows_room_and_on_a_small_disk_little_is_eno
     assert not has_room(None), "nothing is known of it now"
 
 
-def test_a_kill_counts_from_any_of_those_who_count_and_only_since(tmp_path: Path) -> None:
-    before = MemoryFacts(GIB, {"machine": 3, "group": 0})
-    assert not MemoryFacts(0, {"machine": 3, "group": 0, "new": 7}).killed_since(before)
-    assert MemoryFacts(GIB, {"machine": 3, "group": 1}).killed_since(before)
-    assert MemoryFacts(GIB, {"machine": 4}).killed_since(before)
-
-
 def fake_proc(root: Path, cgroup: str, mountinfo: str) -> Path:
     proc = root / "proc"
     (proc / "self").mkdir(parents=True)
@@ -140,7 +132,7 @@ def test_headroom_is_the_least_of_the_machine_and_every_cgroup_above(tmp_path: P
         "1:name=systemd:/elsewhere\n0::/system.slice/stoker.service\n",
         f"30 20 0:26 / {top} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
     )
-    assert MemoryWatch(proc).look() == MemoryFacts(4 * GIB, {"machine": 5})
+    assert MemoryWatch(proc).look() == MemoryFacts(4 * GIB, 5)
     for group, most, used in ((unit, "max", 1), (unit.parent, str(2 * GIB), 1 * GIB)):
         (group / "memory.max").write_text(f"{most}\n")
         (group / "memory.current").write_text(f"{used}\n")
@@ -148,7 +140,7 @@ def test_headroom_is_the_least_of_the_machine_and_every_cgroup_above(tmp_path: P
         (group / "memory.stat").write_text(f"anon 5\ninactive_file {256 * MIB}\nactive_file 0\n")
     facts = MemoryWatch(proc).look()
     assert facts.headroom_bytes == GIB + 256 * MIB, "cache is given back before anybody is killed"
-    assert facts.oom_kills == {"machine": 5, str(unit): 1, str(unit.parent): 1}
+    assert facts.oom_kills == 5 + 1 + 1, "the machine's, and those of each group"
 
 
 def test_version_1_is_read_too_and_no_limit_is_none(tmp_path: Path) -> None:
@@ -167,7 +159,7 @@ def test_version_1_is_read_too_and_no_limit_is_none(tmp_path: Path) -> None:
         (group / "memory.stat").write_text(f"cache 1\ntotal_inactive_file {100 * MIB}\n")
     facts = MemoryWatch(proc).look()
     assert facts.headroom_bytes == 224 * MIB
-    assert facts.oom_kills[str(unit)] == 2
+    assert facts.oom_kills == 5 + 2 + 2
 
 
 def test_a_container_that_shows_its_own_group_only_is_read_from_there(tmp_path: Path) -> None:

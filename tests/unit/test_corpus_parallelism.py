@@ -19,7 +19,7 @@ from stoker.corpus.schedule.parallelism import (
     builders_way,
     copies_way,
 )
-from stoker.observe.pressure import Pressure, PressureGauge
+from stoker.observe.machine import Pressure, PressureGauge
 
 MIB = 1 << 20
 BUILDER_BYTES = 320 * MIB

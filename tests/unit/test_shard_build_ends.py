@@ -8,7 +8,7 @@ import pytest
 
 from stoker.corpus.schedule.outcome import ALONE, SMALLEST, Attempt, Kind, Outcome
 from stoker.corpus.staging.finding import SET_INVALID, Finding
-from stoker.observe.headroom import MemoryFacts
+from stoker.observe.machine import MemoryFacts
 from stokerd.sharding.activities.base import FOOTER, BuildWork, SourceWork
 from stokerd.sharding.effects import StartOver, Write, event
 from support.shard_state import BOOKS, MANIFEST, Shard

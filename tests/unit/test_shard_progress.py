@@ -14,8 +14,7 @@ import pytest
 
 from stoker.cli.pipeline.status import report_lines
 from stoker.kit.terminal import Footer
-from stoker.observe.progress import progress_line, shard_parts
-from stoker.observe.rate import Rate
+from stoker.observe.progress import Rate, progress_line, shard_parts
 
 STATUS = {
     "files_done": 12,

@@ -9,8 +9,7 @@ from typing import Any
 from stoker.corpus.records.sources import Source, SourceState
 from stoker.corpus.staging.disk_contents import Seen, look_at
 from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
-from stoker.observe.headroom import MemoryFacts
-from stoker.observe.pressure import Pressure, PressureGauge
+from stoker.observe.machine import MemoryFacts, Pressure, PressureGauge
 from stoker.store.layout import HotLayout
 from stokerd.sharding.activities.base import BuildWork
 from stokerd.sharding.limits import LOOK_EVERY_S, Parallelism

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.disk_full import LOOK_S
 from stoker.kit.workers.parent import Worker
 from stoker.kit.workers.pool import Job
+from stoker.observe.ledger import LOOK_S
 from stoker.store.errors import StorageError, UnavailableError
 from stokerd.sharding.activities import ACTIVITIES
 from stokerd.sharding.activities.base import SourceWork

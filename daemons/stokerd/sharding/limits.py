@@ -14,13 +14,12 @@ from stoker.config.units import format_bytes
 from stoker.corpus.schedule.outcome import ALONE, READ_ROWS, SMALLEST, Attempt, Ladder
 from stoker.corpus.schedule.parallelism import SHORT_S, Measure, Number, builders_way, copies_way
 from stoker.corpus.schedule.state import Limits
-from stoker.corpus.staging.disk_full import LOOK_S, Place, has_room
 from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import Job
-from stoker.observe.headroom import MemoryFacts, MemoryWatch
+from stoker.observe.ledger import LOOK_S, Place, has_room
 from stoker.observe.ledger import Disk as DiskSize
-from stoker.observe.pressure import PressureGauge
+from stoker.observe.machine import MemoryFacts, MemoryWatch, PressureGauge
 from stoker.plan.positions import linear
 from stoker.store.errors import DataError, StorageError, Transient, UnavailableError
 from stokerd.sharding.effects import Effect, event

@@ -165,7 +165,7 @@ class StageShard:
         is_to_warm = state.activities[job.kind].writes_to == "warm"
         disk = state.warm if is_to_warm and state.warm is not None else state.hot
         evidence = Evidence(
-            oom_killed=before is not None and facts.killed_since(before),
+            oom_killed=before is not None and facts.oom_kills > before.oom_kills,
             headroom_bytes=facts.headroom_bytes,
             free_bytes=None if disk.measure is None else disk.measure.free_bytes,
         )

@@ -14,8 +14,7 @@ from stoker.corpus.staging.size_estimate import amount_bytes
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Figure
 from stoker.kit.process import sample_process
-from stoker.observe.progress import ProgressTeller, shard_parts
-from stoker.observe.rate import Rate
+from stoker.observe.progress import ProgressTeller, Rate, shard_parts
 from stokerd.sharding.activities.disks import Disk
 from stokerd.sharding.activities.moves import MOVES
 from stokerd.sharding.activities.quarantine import VERDICTS

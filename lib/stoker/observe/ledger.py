@@ -15,6 +15,12 @@ from stoker.store.record import RecordDamaged, read_record, write_record
 
 Purpose = Literal["checkpoints", "sets", "staging", "landing"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)  # served in this order
+Place = Literal["hot", "warm", "state"]
+
+# Time between a write that met a full disk and the next try: statvfs may show room where writes still fail (a
+# quota, no inodes), and only a try finds out.
+LOOK_S = 3.0
+ENOUGH_BYTES, ENOUGH_SHARE = 16 << 20, 0.02  # the smaller of both counts as room
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,11 @@ class Disk:
     device: int
     total_bytes: int
     free_bytes: int
+
+
+def has_room(disk: Disk | None) -> bool:
+    """Whether a measured disk has room to write again; False for an unmeasured disk."""
+    return disk is not None and disk.free_bytes >= min(ENOUGH_BYTES, int(disk.total_bytes * ENOUGH_SHARE))
 
 
 def write_claims(layout: StateLayout, daemon: str, claims: Iterable[Claim]) -> None:

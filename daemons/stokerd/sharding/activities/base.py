@@ -10,11 +10,11 @@ from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Attempt, Outcome, convicted
-from stoker.corpus.staging.disk_full import LOOK_S, Place
 from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.corpus.staging.size_estimate import Growth
 from stoker.kit.workers.pool import Activity, Job
-from stoker.observe.headroom import MemoryFacts
+from stoker.observe.ledger import LOOK_S, Place
+from stoker.observe.machine import MemoryFacts
 from stoker.store.errors import StokerError
 from stokerd.sharding.effects import Dispute, Effect, StartOver, Write, event
 

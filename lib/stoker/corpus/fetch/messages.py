@@ -9,7 +9,7 @@ from typing import Any
 from stoker.config.schema import Pipeline
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.source.remote_listing import access_to
-from stoker.observe.rate import Rate
+from stoker.observe.progress import Rate
 
 COMMIT_S = 2.0
 BACKOFF_S = (1.0, 60.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stoker.observe.pressure import Pressure
+from stoker.observe.machine import Pressure
 
 REST_S = 20.0  # after a change
 SETTLE_S = 3600.0  # after a step down, before a step up, unless a trainer is about to wait

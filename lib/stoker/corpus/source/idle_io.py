@@ -14,7 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 
-from stoker.observe.pressure import Pressure, PressureGauge
+from stoker.observe.machine import Pressure, PressureGauge
 
 NICE = 10  # a tenth of training's share of a contended CPU
 EVERY_S = 4.0

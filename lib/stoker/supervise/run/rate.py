@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.observe.rate import Rate
+from stoker.observe.progress import Rate
 
 SPAN_S = 600.0  # covers evaluations and checkpoints; a change of speed still shows within minutes
 LEAST_S = 60.0  # shorter spans are distorted by a single evaluation or slow step
