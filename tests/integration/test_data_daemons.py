@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from stoker.corpus.records.sources import Source, write_source
-from stoker.corpus.staging.reconcile import parquet_name
+from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import children_tree, signal_process
 from stoker.kit.workers.parent import Worker

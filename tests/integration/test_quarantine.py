@@ -19,7 +19,7 @@ from stoker.cli.main import exit_code
 from stoker.corpus.quarantine.directory import mark, read_quarantine
 from stoker.corpus.records.receipts import write_receipt
 from stoker.corpus.records.sources import write_source
-from stoker.corpus.staging.reconcile import parquet_name
+from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.lock import read_holder
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import set_aside, write_record

@@ -27,9 +27,9 @@ TOKENIZER = {"train": {"vocab_size": 400, "train_bytes": "10KB"}}
 COPYING = """
 import os, signal, sys
 if "stoker.corpus.staging.stage_worker" in sys.orig_argv:
-    from stoker.corpus.staging import staging
-    staging.CHUNK = 4096
-    whole = staging.DirectWriter.append
+    from stoker.store import direct
+    direct.CHUNK = 4096
+    whole = direct.DirectWriter.append
     def append(self, chunk):
         whole(self, chunk)
         if self.done >= 10 * 4096:
@@ -38,7 +38,7 @@ if "stoker.corpus.staging.stage_worker" in sys.orig_argv:
             except FileNotFoundError:
                 return
             os.kill(os.getpid(), signal.SIGSTOP)
-    staging.DirectWriter.append = append
+    direct.DirectWriter.append = append
 """
 
 # In build workers: the source is written to, in place, when its set is about to be published (once).

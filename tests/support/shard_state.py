@@ -13,7 +13,7 @@ from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState, write_source
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.reconcile import parquet_name
+from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.context import DaemonContext
 from stoker.kit.events import Events
 from stoker.kit.loop import Waiter

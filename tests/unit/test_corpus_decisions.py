@@ -15,8 +15,7 @@ from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.outcome import convicted, judge
 from stoker.corpus.source.arrivals import FolderRules, Watched, is_rot, settling, watch
 from stoker.corpus.source.folder import FileSeen
-from stoker.corpus.staging.disk_contents import Seen
-from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
+from stoker.corpus.staging.disk_contents import Seen, parquet_name, reconcile_hot
 from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import DataError
 from stoker.store.layout import HotLayout

@@ -14,9 +14,9 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import decide, decide_moves
 from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
-from stoker.corpus.staging.disk_contents import OwnerMark, Seen
-from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
+from stoker.corpus.staging.disk_contents import Seen, reconcile_hot, reconcile_warm
 from stoker.corpus.staging.size_estimate import ratio_of, set_bytes
+from stoker.kit.workers.child import insist_mounted
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
 from support.books import books_of
@@ -173,12 +173,13 @@ class TestLooks:
         lock = tmp_path / ".stoker-owner.lock"
         lock.touch()
         found = lock.stat()
-        OwnerMark(str(lock), found.st_dev, found.st_ino).insist()
+        mark = {"path": str(lock), "device": found.st_dev, "inode": found.st_ino}
+        insist_mounted([mark])
         with pytest.raises(UnavailableError, match="another disk is mounted there"):
-            OwnerMark(str(lock), found.st_dev, found.st_ino + 1).insist()
+            insist_mounted([mark, {**mark, "inode": found.st_ino + 1}])
         lock.unlink()
         with pytest.raises(UnavailableError, match="mount the disk again"):
-            OwnerMark(str(lock), found.st_dev, found.st_ino).insist()
+            insist_mounted([mark])
 
 
 class TestRoom:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.corpus.staging import footer
+from stoker.corpus.staging import preflight as preflight_module
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.preflight import preflight
 from stoker.store.errors import Transient
@@ -137,7 +137,7 @@ def test_a_footer_that_is_made_to_hurt_takes_little_memory_and_harms_nothing_aft
     reasons, unlimited, rss = json.loads(ended.stdout)
     assert reasons == ["footer_absurd", None]
     assert unlimited
-    assert rss < footer.FOOTER_MEMORY_BYTES + (256 << 20)
+    assert rss < preflight_module.FOOTER_MEMORY_BYTES + (256 << 20)
 
 
 def test_a_machine_without_memory_convicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ import xxhash
 from crash import Crash, check_crashes
 from stoker.corpus.source import hash_worker
 from stoker.corpus.source.idle_io import Background
-from stoker.corpus.staging import staging
+from stoker.corpus.staging import stage_worker
 from stoker.corpus.staging.cleanup_worker import main as sweep_main
+from stoker.corpus.staging.stage_worker import Wanted, bring
 from stoker.corpus.staging.stage_worker import main as stage_main
-from stoker.corpus.staging.staging import Wanted, bring
 from stoker.store.direct import DirectReader, DiskFullError
 from stoker.store.errors import StorageError, UnavailableError
 from support.builds import Recorder
@@ -49,8 +49,8 @@ def no_link(*_: Any, **__: Any) -> None:
 def copying(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another file system, as far as links go, and a commit with every second page."""
     monkeypatch.setattr(os, "link", no_link)
-    monkeypatch.setattr(staging, "CHUNK", PAGE)
-    monkeypatch.setattr(staging, "LOOK_BYTES", 2 * PAGE)
+    monkeypatch.setattr(stage_worker, "CHUNK", PAGE)
+    monkeypatch.setattr(stage_worker, "LOOK_BYTES", 2 * PAGE)
 
 
 class Killed(BaseException):
@@ -286,7 +286,7 @@ class TestResuming:
         return tmp_path / "a"
 
     @staticmethod
-    def bring(source: Path, *, die_at: int | None = None, sha: str | None = None) -> staging.Brought:
+    def bring(source: Path, *, die_at: int | None = None, sha: str | None = None) -> stage_worker.Brought:
         data = source.read_bytes()
         target = source.with_name("b")
 
@@ -384,7 +384,7 @@ class TestResuming:
             if len(asked) > 3:
                 raise DiskFullError("somebody else filled it")
 
-        monkeypatch.setattr(staging, "insist_on_room", room)
+        monkeypatch.setattr(stage_worker, "insist_on_room", room)
         with pytest.raises(DiskFullError):
             self.bring(source)
         assert asked == [source.stat().st_size, 0, 0, 0]

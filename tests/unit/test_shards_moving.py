@@ -13,7 +13,6 @@ import pytest
 
 import stoker.shards.move.moving
 from crash.checker import Crash, CrashFound, check_crashes
-from stoker.corpus.staging.disk_contents import OwnerMark
 from stoker.shards.build.build_worker import main
 from stoker.shards.format.proof import prove_set
 from stoker.shards.move.moving import Identity, Moved, copy_set, evict_set
@@ -185,7 +184,7 @@ def test_nothing_is_written_where_another_disk_is_mounted_meanwhile(
     lock = tmp_path / "warm" / ".stoker-owner.lock"
     lock.parent.mkdir()
     lock.touch()
-    owner = OwnerMark(str(lock), lock.stat().st_dev, lock.stat().st_ino)
+    owner = {"path": str(lock), "device": lock.stat().st_dev, "inode": lock.stat().st_ino}
     marked = replace(site.identity, disks=(owner,))
     warm, trash = site.warm(tmp_path), tmp_path / ".trash"
     copy = stoker.shards.move.moving.copy

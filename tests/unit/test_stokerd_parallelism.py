@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.records.sources import Source, SourceState
-from stoker.corpus.staging.disk_contents import Seen, look_at
-from stoker.corpus.staging.reconcile import parquet_name, reconcile_hot
+from stoker.corpus.staging.disk_contents import Seen, look_at, parquet_name, reconcile_hot
 from stoker.observe.machine import MemoryFacts, Pressure, PressureGauge
 from stoker.store.layout import HotLayout
 from stokerd.sharding.activities.base import BuildWork

@@ -13,7 +13,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.index import KEY16, Catalog
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.state import Limits, Situation, WarmContents
-from stoker.corpus.staging.reconcile import parquet_name
+from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import Job, WorkerPool

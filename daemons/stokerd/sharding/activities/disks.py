@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.staging.disk_full import Place
-
 from stoker.config.checks import disk_faults
 from stoker.config.load import refuse
 from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.disk_contents import Seen
-from stoker.corpus.staging.reconcile import reconcile_hot, reconcile_warm
+from stoker.corpus.staging.disk_contents import Seen, reconcile_hot, reconcile_warm
 from stoker.kit.workers.pool import Job
 from stoker.observe.ledger import Disk as DiskSize
+from stoker.observe.ledger import Place
 from stoker.store.errors import LockHeld, UnavailableError
 from stokerd.sharding.activities.base import (
     Message,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.quarantine.directory import REASON, bytes_of, mark, open_folder
-from stoker.corpus.staging.disk_contents import insist_on
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.direct import Progress, move
 from stoker.store.errors import FULL, StorageError
@@ -71,7 +70,6 @@ def _keep(thing: Path, folder: Path, progress: Progress) -> None:
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    insist_on(task)
     folder = quarantine(
         Path(task["directory"]),
         task["kind"],

@@ -9,14 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.staging.disk_contents import insist_on
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.files import remove_durably
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Removes each path, file or directory; a missing path is no error."""
-    insist_on(task)
     removed = []
     for name in task["remove"]:
         path = Path(name)

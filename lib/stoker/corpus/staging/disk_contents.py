@@ -1,19 +1,24 @@
-"""The names on the hot and the warm disk, which the stage-shard loop reconciles its records with."""
+"""What lies on hot and warm: by a look at the disk, and by the source records.
+
+The lister's worker looks; the stage-shard loop compares.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.observe.ledger import Disk
 from stoker.store.direct import PART
-from stoker.store.errors import UnavailableError
-from stoker.store.layout import HotLayout, WarmLayout
+from stoker.store.layout import HotLayout, WarmLayout, record_name
 from stoker.store.record import values_of
+
+# A look at a disk
 
 
 @dataclass(frozen=True)
@@ -32,33 +37,6 @@ class Seen:
     def of(cls, message: Mapping[str, Any]) -> Self:
         """Parses a lister's message."""
         return cls(**values_of(cls, message))
-
-
-@dataclass(frozen=True)
-class OwnerMark:
-    """The owner lock of a disk, by path, device and inode; another disk in its place has another mark."""
-
-    path: str
-    device: int
-    inode: int
-
-    def insist(self) -> None:
-        """Raises UnavailableError when another disk, or none, is mounted now."""
-        try:
-            found = Path(self.path).stat()
-        except OSError as error:
-            raise UnavailableError(f"{self.path}: {error.strerror}; mount the disk again") from error
-        if (found.st_dev, found.st_ino) != (self.device, self.inode):
-            raise UnavailableError(f"{self.path} is not the one it was: another disk is mounted there")
-
-
-def insist_on(task: Mapping[str, Any]) -> None:
-    """Raises UnavailableError unless every disk that a task marks in `disks` is still mounted in its place.
-
-    Each worker calls this first: below an unmounted mount point it would fill, or find empty, another disk.
-    """
-    for mark in task.get("disks", ()):
-        OwnerMark(**mark).insist()
 
 
 def look_at(layout: HotLayout | WarmLayout, dataset: str) -> Seen:
@@ -97,6 +75,7 @@ def _partial(folder: Path) -> dict[str, int]:
 
 
 def _names(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the names in a folder, and the paths of what interrupted writes left there."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
@@ -104,4 +83,89 @@ def _names(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (
         tuple(name for name in names if not name.startswith(".")),
         tuple(str(folder / name) for name in names if name.startswith(".tmp-")),
+    )
+
+
+# The records beside it
+
+
+def parquet_name(source: Source) -> str:
+    """Returns the name of the source's file in hot's parquet directory."""
+    return f"{record_name(source.dataset, source.path)}.parquet"
+
+
+def partial_copy(hot: HotLayout, name: str) -> str:
+    """Returns the path of the partial copy of a file in hot's parquet directory."""
+    return str(hot.parquet / f"{PART}{name}")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The differences between a disk and the records."""
+
+    renew: tuple[tuple[str, str], ...] = ()  # (path, reason) of sources to start over
+    remove: tuple[str, ...] = ()  # files that no record needs there
+    lost: tuple[str, ...] = ()  # paths whose set is on the other disk only
+    parquet: tuple[tuple[str, str], ...] = ()  # (path of the source, file on hot to remove)
+    # Paths whose only set this look did not see on warm. They start over when the next look does not see it
+    # either: to build a set again is expensive, and one look may err.
+    gone: frozenset[str] = frozenset()
+
+
+def reconcile_hot(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> Findings:
+    """Returns the records whose file or set is gone from hot, and the leftovers that no record needs.
+
+    Files in the parquet directory that belong to no record stay: Stoker did not put them there. The evict
+    worker reports on a set that is being evicted.
+    """
+    renew, lost, unneeded = [], [], []
+    evicting, building, resumed = set(), set(), set()
+    parquet, published = set(seen.parquet), set(seen.published)
+    for path, source in sources.items():
+        key, state = str(source.key)[:16], source.state
+        if source.evicting:
+            evicting.add(key)
+        if state == "building":
+            building.add(key)
+        if source.hot and key not in published:
+            if source.on_warm:
+                lost.append(path)
+            else:
+                renew.append((path, f"its shard set {key} is not on hot"))
+        elif state in ("staged", "building"):
+            if key not in published and parquet_name(source) not in parquet:
+                renew.append((path, "its parquet file is not on hot"))
+        elif parquet and state in ("quarantined", "duplicate", "released"):
+            if (name := parquet_name(source)) in parquet:
+                unneeded.append((path, str(hot.parquet / name)))
+        elif seen.partial and state == "seen":
+            resumed.add(parquet_name(source))
+    remove = (
+        *seen.temporaries,
+        *(str(hot.trash / name) for name in seen.trash if name.split("-")[0] not in evicting),
+        *(str(hot.building / name) for name in seen.building if name.removesuffix(".lock") not in building),
+        *(partial_copy(hot, name) for name in seen.partial if name not in resumed),
+    )
+    return Findings(tuple(renew), remove, tuple(lost), tuple(unneeded))
+
+
+def reconcile_warm(
+    warm: WarmLayout, seen: Seen, sources: Mapping[str, Source], *, gone_before: Collection[str]
+) -> Findings:
+    """Returns the records whose copy is gone from warm, and the leftovers of interrupted copies."""
+    published, lost, gone = set(seen.published), [], set()
+    for path, source in sources.items():
+        if source.on_warm and source.state in PUBLISHED and not source.evicting:
+            if str(source.key)[:16] in published:
+                continue
+            if source.evicted:
+                gone.add(path)
+            else:
+                lost.append(path)
+    reason = "its shard set was on warm only, and is gone from there"
+    return Findings(
+        renew=tuple((path, reason) for path in sorted(gone.intersection(gone_before))),
+        remove=(*seen.temporaries, *(str(warm.trash / name) for name in seen.trash)),
+        lost=tuple(lost),
+        gone=frozenset(gone.difference(gone_before)),
     )

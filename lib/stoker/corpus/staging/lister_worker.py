@@ -30,17 +30,16 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from stoker.config.places import SOURCE, overlaps
 from stoker.corpus.source.folder import PassedOver, Selection, is_unfinished, look_through
-from stoker.corpus.staging.disk_contents import OwnerMark, look_at, measure
+from stoker.corpus.staging.disk_contents import look_at, measure
 from stoker.kit.lock import Lock, read_contents, read_holder, still_named
 from stoker.kit.loop import Watch
-from stoker.kit.process import readable
 from stoker.kit.workers.child import ALIVE_EVERY_S, InputClosed, Report, paced, run_worker
 from stoker.store.errors import ConfigError, LockHeld, UnavailableError
 from stoker.store.files import make_dir
@@ -54,55 +53,57 @@ _PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends a moment later, by 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Answers requests until the daemon closes the pipe or asks the worker to stop."""
-    place: Folder | OwnedDisk = Folder(task, report) if task["role"] == "folder" else OwnedDisk(task, report)
+    alive = paced(lambda: report("alive"), ALIVE_EVERY_S)
+    is_folder = task["role"] == "folder"
+    place: Folder | OwnedDisk = Folder(task, report, alive) if is_folder else OwnedDisk(task, report)
     report("ready")
-    looks = 0
     with contextlib.suppress(InputClosed):
         while not report.stopping:
-            asked = place.wait()
-            if asked is not None:
+            asked = report.receive(timeout_s=_PEEK_EVERY_S)
+            if asked is None:
+                place.peek()
+                alive()
+            else:
                 place.answer(asked)
-                looks += 1
-    return {"looks": looks}
+    return {}
 
 
 class Folder:
     """The source folder: looked through on request, watched in between."""
 
-    def __init__(self, task: dict[str, Any], report: Report) -> None:
-        self._root, self._report = Path(task["root"]), report
+    def __init__(self, task: dict[str, Any], report: Report, alive: Callable[[], None]) -> None:
+        self._root, self._report, self._alive = Path(task["root"]), report, alive
         self._state, self._owner = task["state"], task["owner"]
         self._selection = Selection(task["include"], task["exclude"])
-        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watch: Watch | None = None  # from the first look on
-        self._changed = False
-        self._alive = paced(lambda: report("alive"), ALIVE_EVERY_S)
+        self._is_looking = self._has_changed = self._is_reported = False
 
-    def wait(self) -> dict[str, Any] | None:
-        """Returns the next request; None after a while, in which it watches for changes and reports them."""
-        asked = self._report.receive(timeout_s=0)
-        if asked is not None:
-            return asked
-        woken = () if self._changed else (self._woken,)  # one `changed` message before a look is enough
-        is_woken = self._woken in readable(0, *woken, timeout_s=_PEEK_EVERY_S)
-        if not self._changed and self._watch is not None and (is_woken or self._watch.is_stale()):
-            self._changed = True
+    def peek(self) -> None:
+        """Reports a change that the watch does not report: another folder mounted over the root."""
+        if self._watch is not None and self._watch.is_stale():
+            self._has_changed = True
+            self._report_change()
+
+    def _heard(self, names: list[str]) -> None:
+        """Runs in the watch's thread."""
+        if not all(is_unfinished(name) for name in names):
+            self._has_changed = True
+            self._report_change()
+
+    def _report_change(self) -> None:
+        """Reports a change once between two looks; a change during a look is reported after it."""
+        if self._has_changed and not (self._is_looking or self._is_reported):
+            self._is_reported = True
             self._report("changed")
-        else:
-            self._alive()
-        return None
 
     def answer(self, asked: Mapping[str, Any]) -> None:
-        number = asked["look"]
+        number, missing, self._is_looking = asked["look"], False, True
         passed: dict[str, list[list[str]]] = {"refused": [], "unreadable": [], "foreign": []}
-        missing, self._changed = False, False
         self._insist_apart()
         if self._watch is None:
-            self._watch = Watch(self._root, self._tell, tree=True)
+            self._watch = Watch(self._root, self._heard, tree=True)
         self._watch.renew()
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._woken, 4096):
-                pass
+        self._has_changed = self._is_reported = False
         try:
             self._look(number, passed)
         except (FileNotFoundError, NotADirectoryError):
@@ -112,11 +113,8 @@ class Folder:
         foreign = sorted(path for path, _ in passed.pop("foreign"))
         about = {"foreign": foreign[:_FOREIGN_SHOWN], "foreign_in_all": len(foreign)}
         self._report("looked", look=number, missing=missing, **passed, **about, polling=self._watch.polling)
-
-    def _tell(self, names: list[str]) -> None:
-        if not all(is_unfinished(name) for name in names):
-            with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
-                os.write(self._wake, b"c")
+        self._is_looking = False
+        self._report_change()
 
     def _insist_apart(self) -> None:
         """Raises ConfigError where links lead into or around a directory of this pipeline.
@@ -174,12 +172,8 @@ class OwnedDisk:
         make_dir(self._root)
         self._lock = self._own(task["owner"])
 
-    def wait(self) -> dict[str, Any] | None:
-        """Returns the next request; None after a while without any."""
-        asked = self._report.receive(timeout_s=ALIVE_EVERY_S)
-        if asked is None:
-            self._report("alive")
-        return asked
+    def peek(self) -> None:
+        """Nothing is watched between requests."""
 
     def answer(self, asked: Mapping[str, Any]) -> None:
         """Reports the disk's contents if asked for them, and its free space."""
@@ -191,7 +185,7 @@ class OwnedDisk:
         number = asked.get("measure", asked.get("look"))
         # Other workers recognise this very disk by the mark if another disk is mounted in its place.
         held = os.fstat(self._lock)
-        owner = asdict(OwnerMark(str(self._lock_file), held.st_dev, held.st_ino))
+        owner = {"path": str(self._lock_file), "device": held.st_dev, "inode": held.st_ino}
         self._report("measured", number=number, disk=asdict(disk), writable=writable, owner=owner)
 
     def _elsewhere(self) -> UnavailableError:

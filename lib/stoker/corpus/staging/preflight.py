@@ -1,26 +1,44 @@
-"""Preflight: checks that the build can read a parquet file, by its footer or by decoding it.
+"""Checks that the build can read an untrusted parquet file, by its footer or by decoding it.
 
-Heavy (pyarrow): for workers and the command line, never for a daemon.
+A footer of some megabytes can claim lists that take gigabytes, and a file with encrypted columns ends the
+whole process when Arrow is asked about them; so both are detected before Arrow reads the file. Heavy
+(pyarrow): for workers and the command line, never for a daemon.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.finding import BadParquet, Finding
-from stoker.corpus.staging.footer import open_parquet, telling
 from stoker.kit.workers.child import ALIVE_EVERY_S, paced
+from stoker.store.direct import PastCacheFile
 from stoker.store.errors import Transient
+
+_MAGIC, _MAGIC_ENCRYPTED = b"PAR1", b"PARE"
+_SMALLEST = 12  # both magics and the footer's length
+_SIGNATURE_BYTES = 28  # behind the footer of a file with encrypted columns: a nonce and a tag
+
+# A file of 2 GB with a thousand row groups has a footer of 2 MB, a few dozen bytes a column chunk. A
+# malicious footer needs three bytes for a column chunk, and Arrow about a kilobyte: so the length of lists
+# and the memory for all are bounded.
+FOOTER_BYTES = 64 << 20
+FOOTER_MEMORY_BYTES = 768 << 20
+THRIFT_LIMITS = {"thrift_container_size_limit": 100_000, "thrift_string_size_limit": 16 << 20}
+
+READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads whole column chunks
 
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
 _FIRST_BYTE = 4  # after the magic
-# Far more than any writer puts into one row group, one column chunk, one file.
-_MOST_GROUP_ROWS, _MOST_CHUNK_BYTES, _MOST_ROWS = 1 << 31, 1 << 40, 1 << 40
+_MOST = 1 << 40  # rows, values or bytes: far more than any writer puts into one file
 # By the kind of a column. Bytes count as text, because some writers leave out the annotation; the rows decide
 # whether they are UTF-8.
 _TYPES = {
@@ -30,6 +48,11 @@ _TYPES = {
     ),
     "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
 }
+
+_HARMLESS = 64 << 20  # bytes that a batch would take at most if every row were as long as its row group
+# A larger compressed dictionary holds about one text a row, and is expensive to read twice.
+_SMALL, _BYTES_A_ROW = 256 << 10, 64
+_UNKNOWN = 1 << 20  # assumed with DELTA_BYTE_ARRAY, where each row may repeat the row before
 
 
 def preflight(
@@ -64,6 +87,106 @@ def preflight(
     return None
 
 
+# The footer
+
+
+def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
+    """Opens the file and reads its footer; raises BadParquet for a bad footer, OSError for a failed read.
+
+    A MemoryError is about this machine and not about the file.
+    """
+    with PastCacheFile(path) if past_cache else path.open("rb") as stream:
+        footer_bytes = _check_ends(stream, path.stat().st_size)
+    with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
+        file = pq.ParquetFile(
+            PastCacheFile(path) if past_cache else path,
+            pre_buffer=False,
+            buffer_size=READ_BUFFER,
+            page_checksum_verification=True,
+            **THRIFT_LIMITS,
+        )
+        file.schema_arrow  # noqa: B018 - an error it raises belongs to the footer
+    if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:
+        raise BadParquet("encrypted", "its footer is signed: it has encrypted columns")
+    return file
+
+
+@contextmanager
+def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
+    """Turns the reader's errors into BadParquet; errors of the system or of memory pass unchanged.
+
+    Arrow raises OSError for both: with an errno where the system failed, without an errno where decoding
+    failed.
+    """
+    try:
+        yield
+    except (pa.ArrowException, ValueError, LookupError, OverflowError, OSError) as error:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
+            raise
+        raise BadParquet(reason(error), str(error), **place) from error
+
+
+def _check_ends(file: Any, size: int) -> int:
+    """Checks both magics and returns the length of the footer."""
+    if size == 0:
+        raise BadParquet("zero_bytes", "the file is empty")
+    head = file.read(4)
+    file.seek(-min(8, size), os.SEEK_END)
+    end = file.read(8)
+    tail, length = end[-4:], int.from_bytes(end[:4], "little")
+    if _MAGIC_ENCRYPTED in (head, tail):
+        raise BadParquet("encrypted", "the footer is encrypted; Stoker reads plain parquet")
+    if head != _MAGIC:
+        raise BadParquet("not_parquet", f"it begins with {head!r}, not {_MAGIC!r}")
+    if tail != _MAGIC or size < _SMALLEST:
+        raise BadParquet("truncated", f"it ends with {tail!r} after {size} bytes, not {_MAGIC!r}")
+    if length > size - _SMALLEST:
+        raise BadParquet("footer_absurd", f"a footer of {length} bytes in a file of {size}")
+    if length > FOOTER_BYTES:
+        raise BadParquet("footer_absurd", f"a footer of {length} bytes; {FOOTER_BYTES} are read at most")
+    return length
+
+
+def _footer_reason(error: Exception) -> str:
+    said = str(error).lower()
+    if "encrypt" in said or "decrypt" in said:
+        return "encrypted"
+    # Arrow's own limits, as against bytes that it cannot parse.
+    return (
+        "footer_absurd" if "exceeded size limit" in said or "too deeply nested" in said else "footer_corrupt"
+    )
+
+
+@contextmanager
+def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
+    """Bounds this process's address space while the footer is read.
+
+    The bound is met because of the file alone, so exceeding it convicts the file, provided that the machine
+    has that much memory free.
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + FOOTER_MEMORY_BYTES
+    bounds = [limit, *(each for each in before if each != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), before[1]))
+    try:
+        yield
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and "bad_alloc" not in str(error):
+            raise
+        import psutil  # noqa: PLC0415 - 10 ms of each worker's start, for a rare kind of footer
+
+        if min(bounds) < limit or psutil.virtual_memory().available < FOOTER_MEMORY_BYTES:
+            raise MemoryError(f"no memory to read a footer of {footer_bytes} bytes") from error
+        most = f"more than {FOOTER_MEMORY_BYTES >> 20} MiB of memory"
+        raise BadParquet("footer_absurd", f"a footer of {footer_bytes} bytes takes {most}") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# What the footer says
+
+
 def check_schema(schema: pa.Schema, text_column: str, columns: Mapping[str, str]) -> None:
     """Raises BadParquet unless the schema has each column once, with values of its kind."""
     for column, kind in ((text_column, "text"), *columns.items()):
@@ -82,12 +205,12 @@ def check_schema(schema: pa.Schema, text_column: str, columns: Mapping[str, str]
 def _check_footer(footer: pq.FileMetaData, size: int) -> None:
     if footer.num_rows == 0:
         raise BadParquet("no_rows", "the file has a schema but not one row")
-    _check_between(footer.num_rows, _MOST_ROWS, "rows in all")
+    _check_sane(footer.num_rows, "rows in all")
     rows = 0
     for group in range(footer.num_row_groups):
         with telling(lambda _: "footer_inconsistent", row_group=group):
             metadata = footer.row_group(group)
-            _check_between(metadata.num_rows, _MOST_GROUP_ROWS, "rows", group)
+            _check_sane(metadata.num_rows, "rows", group)
             rows += metadata.num_rows
             for index in range(metadata.num_columns):
                 _check_chunk(metadata.column(index), size, group)
@@ -100,23 +223,23 @@ def _check_footer(footer: pq.FileMetaData, size: int) -> None:
 def _check_chunk(chunk: pq.ColumnChunkMetaData, size: int, group: int) -> None:
     """Checks that a column chunk is inside the file, and unpacks to a possible size."""
     column = chunk.path_in_schema
-    start = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-        start = min(start, chunk.dictionary_page_offset)
+    offsets = (chunk.data_page_offset, chunk.dictionary_page_offset)
+    start = min(offset for offset in offsets if offset is not None)
     end = start + chunk.total_compressed_size
     # A row group without rows has no pages, and writers record any offset for it.
     if chunk.num_values and (start < _FIRST_BYTE or end < start or end > size):
         detail = f"bytes {start} to {end} of a file of {size}"
         raise BadParquet("footer_inconsistent", detail, group, column)
-    _check_between(chunk.num_values, _MOST_ROWS, "values", group, column)
-    _check_between(chunk.total_uncompressed_size, _MOST_CHUNK_BYTES, "bytes unpacked", group, column)
+    _check_sane(chunk.num_values, "values", group, column)
+    _check_sane(chunk.total_uncompressed_size, "bytes unpacked", group, column)
 
 
-def _check_between(
-    value: int, most: int, what: str, group: int | None = None, column: str | None = None
-) -> None:
-    if not 0 <= value <= most:
+def _check_sane(value: int, what: str, group: int | None = None, column: str | None = None) -> None:
+    if not 0 <= value <= _MOST:
         raise BadParquet("footer_absurd", f"{value} {what}", group, column)
+
+
+# The rows
 
 
 def decode_group(
@@ -135,9 +258,11 @@ def decode_group(
 def _decode(
     path: Path, file: pq.ParquetFile, group: int, columns: list[str], text_column: str
 ) -> Iterator[None]:
-    rows, expected = 0, file.metadata.row_group(group).num_rows
+    metadata = file.metadata.row_group(group)
+    rows, expected = 0, metadata.num_rows
     longest = longest_entry(path, file.metadata, group, text_column)
-    most = max(1, min(_batch_rows(file, group), _BATCH_BYTES // max(1, longest)))
+    row_bytes = max(1, longest, metadata.total_byte_size // max(1, expected))
+    most = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))  # bounds the memory where rows are long
     with telling(lambda _: "page_corrupt", row_group=group, column=columns[0]):
         for batch in file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False):
             if text_column in columns:
@@ -148,16 +273,32 @@ def _decode(
             raise pa.ArrowInvalid(f"{rows} rows where the footer says {expected}")
 
 
-def _batch_rows(file: pq.ParquetFile, group: int) -> int:
-    """Returns the rows to decode at once: fewer where rows are long, so that memory stays bounded."""
-    metadata = file.metadata.row_group(group)
-    row_bytes = int(metadata.total_byte_size) // max(1, int(metadata.num_rows))
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-
-
 def _check_text(values: pa.Array, group: int, row: int, text_column: str) -> None:
     try:
         values.cast(pa.large_string()).validate(full=True)
     except pa.ArrowInvalid as error:
         where = f"rows {row} to {row + len(values) - 1}: {error}"
         raise BadParquet("invalid_utf8", where, group, text_column) from error
+
+
+def longest_entry(path: Path, metadata: pq.FileMetaData, group: int, column: str) -> int:
+    """Returns the bytes of the longest text that rows of a row group may share; 0 where they share little.
+
+    An unreadable dictionary gives 0 as well: the decoder of the row group reports the flaw.
+    """
+    about = metadata.row_group(group)
+    chunks = (about.column(number) for number in range(about.num_columns))
+    chunk = next((each for each in chunks if each.path_in_schema == column), None)
+    if chunk is None or about.num_rows * chunk.total_uncompressed_size <= _HARMLESS:
+        return 0
+    if "DELTA_BYTE_ARRAY" in chunk.encodings:
+        return _UNKNOWN
+    begins = chunk.dictionary_page_offset
+    if begins is None or chunk.data_page_offset - begins > max(_SMALL, _BYTES_A_ROW * about.num_rows):
+        return 0
+    try:
+        file = pq.ParquetFile(path, metadata=metadata, read_dictionary=[column], pre_buffer=False)
+        values = next(file.iter_batches(1, [group], [column], use_threads=False))[column]
+        return int(pc.max(pc.binary_length(values.dictionary)).as_py() or 0)
+    except (pa.ArrowException, OSError, ValueError, StopIteration, AttributeError):
+        return 0

@@ -6,6 +6,9 @@ worker at once, so the files that a worker leaves must survive a kill at any ins
 
 With `many=True` the worker takes a task from each line of its input and ends each task with `{"done":
 result}`. An error ends the process as in any worker; the end of its input ends the process with exit code 0.
+
+A task whose `disks` hold marks, {"path", "device", "inode"} of an owner lock, begins only while each of these
+disks is mounted.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from stoker.kit.exec import set_death_signal
 from stoker.kit.process import readable
+from stoker.store.errors import UnavailableError
 from stoker.store.record import parse_json
 
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
@@ -204,10 +209,27 @@ def _serve(
                 return None
             raise
         report.raise_if_stopping()
-        result = main(task or {}, report)
+        task = task or {}
+        insist_mounted(task.get("disks", ()))
+        result = main(task, report)
         if not many:
             return {"result": result}
         report._write({"done": result})
+
+
+def insist_mounted(disks: Iterable[Mapping[str, Any]]) -> None:
+    """Raises UnavailableError unless the owner lock that marks each disk is still in its place.
+
+    Below an unmounted mount point a worker would fill, or find empty, another disk.
+    """
+    for mark in disks:
+        path = Path(mark["path"])
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise UnavailableError(f"{path}: {error.strerror}; mount the disk again") from error
+        if (found.st_dev, found.st_ino) != (mark["device"], mark["inode"]):
+            raise UnavailableError(f"{path} is not the one it was: another disk is mounted there")
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.sources import PUBLISHED, Books, Source
-from stoker.corpus.staging.reconcile import parquet_name
+from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.shards.audit.record_audit import Records, record_findings, source_findings
 from stoker.shards.audit.set_audit import audit_set
 from stoker.shards.format.identity import set_key

@@ -8,7 +8,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.quarantine.directory import Kept
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.staging.reconcile import parquet_name
+from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.shards.format.pinned import filters_asked
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout

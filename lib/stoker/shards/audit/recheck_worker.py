@@ -22,9 +22,8 @@ from typing import Any
 import pyarrow as pa
 
 from stoker.corpus.source.idle_io import give_way
-from stoker.corpus.staging.disk_contents import insist_on
 from stoker.corpus.staging.preflight import preflight
-from stoker.corpus.staging.staging import Wanted, bring, why_away
+from stoker.corpus.staging.stage_worker import Wanted, bring, why_away
 from stoker.kit.workers.child import heartbeat, run_worker
 from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import Transient, UnavailableError
@@ -35,7 +34,6 @@ Progress = Callable[[int], None]
 
 def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
     """Finds the file that was quarantined, and judges it."""
-    insist_on(task)
     say = heartbeat(report, "quarantined file")
     origin, kept = (None if task[name] is None else Path(task[name]) for name in ("origin", "kept"))
     wanted, there = task["sha256"], _hash(origin, say)

@@ -20,7 +20,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.corpus.staging.disk_contents import insist_on
 from stoker.corpus.staging.finding import BadParquet
 from stoker.kit.lock import hold_directory
 from stoker.kit.workers.child import Report, run_worker
@@ -38,7 +37,6 @@ from stoker.store.files import make_dir, remove_tree
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Builds the set of the task, or proves the set that is already at its target."""
     one_thread()
-    insist_on(task)
     wanted = BuildTask.from_mapping(task)
     make_dir(wanted.building)
     # A build makes no cycles, and a search for them with every batch costs a hundredth of the time

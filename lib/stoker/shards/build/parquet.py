@@ -18,10 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.corpus.staging.dictionaries import longest_entry
 from stoker.corpus.staging.finding import BadParquet
-from stoker.corpus.staging.footer import open_parquet, telling
-from stoker.corpus.staging.preflight import check_schema, decode_group
+from stoker.corpus.staging.preflight import check_schema, decode_group, longest_entry, open_parquet, telling
 from stoker.store.errors import Transient, storage_errors
 
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts

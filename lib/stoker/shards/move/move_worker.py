@@ -12,15 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.staging.disk_contents import OwnerMark
 from stoker.kit.workers.child import Report, heartbeat, run_worker
 from stoker.shards.move.moving import Identity, copy_set, evict_set
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Copies the set or evicts it."""
-    disks = tuple(OwnerMark(**mark) for mark in task["disks"])
-    identity = Identity(task["key"], task["manifest_sha256"], task["trash_id"], disks)
+    identity = Identity(task["key"], task["manifest_sha256"], task["trash_id"], task["disks"])
     trash, progress = Path(task["trash"]), heartbeat(report, task["key"][:16])
     if task["what"] == "evict":
         return asdict(evict_set(Path(task["hot"]), Path(task["copy"]), trash, identity, progress))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from stoker.corpus.staging.disk_contents import OwnerMark
+from stoker.kit.workers.child import insist_mounted
 from stoker.shards.format.manifest import BUILD_NOTE, SUMS, ManifestInvalid, parse_sums
 from stoker.shards.format.proof import Proof, Verdict, prove_set
 from stoker.store.direct import copy
@@ -30,13 +30,12 @@ class Identity:
     key: str  # the whole key
     manifest_sha256: str
     trash_id: str  # ends its name in the trash
-    # of hot and warm: no write happens once another disk is in place of either
-    disks: tuple[OwnerMark, ...] = ()
+    # marks of hot and warm: no write happens once another disk is in place of either
+    disks: Sequence[Mapping[str, Any]] = ()
 
     def insist(self) -> None:
         """Raises UnavailableError unless both marked disks are mounted."""
-        for disk in self.disks:
-            disk.insist()
+        insist_mounted(self.disks)
 
 
 @dataclass(frozen=True)
