@@ -42,7 +42,7 @@ def main(file: Path) -> None:
     figures["bytes_a_receipt"] = (rss() - held) / len(receipts)
 
     key = next(str(one.key) for one in sources.values() if one.key)
-    published = {str(one.key)[:16] for one in sources.values() if one.key}
+    published = {one.key16 for one in sources.values() if one.key}
     limits = Limits(1, 1, 8, 10**15, "never")
     unlike: set[str] = set()
 

@@ -12,7 +12,7 @@ import yaml
 
 from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
-from stoker.corpus.records.sources import PUBLISHED, Source, former_name, write_source
+from stoker.corpus.records.sources import PUBLISHED, Source, write_source
 from stoker.shards.audit.audit import audit_sets
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, Template, make_pipeline
@@ -99,7 +99,7 @@ def test_changed_content_is_a_new_source_beside_the_old_set_and_nothing_is_count
     (data.source / FILE).write_bytes(first)
     data.drain()
     assert data.states()[FILE] == "duplicate", "of what it was before"
-    assert {one.path for one in formers(data)} == {name, former_name({}, after[FILE])}
+    assert {one.path for one in formers(data)} == {name, after[FILE].former_path}
     assert audited_rows(data) == 120 + 120 + 150
 
     flip_page(write_fineweb(data.source / FILE, 200, seed=8, row_group=50), row_group=2)
@@ -111,7 +111,7 @@ def test_changed_content_is_a_new_source_beside_the_old_set_and_nothing_is_count
 
 def test_a_change_cut_off_between_its_records_is_taken_back_or_finished(data: DataPipeline) -> None:
     layout, before = data.pipeline.layout, data.sources()[FILE]
-    name = former_name({}, before)
+    name = before.former_path
     write_source(layout, replace(before, path=name, former=FILE))
     assert audited_rows(data) == 240
 

@@ -272,7 +272,7 @@ class TestWarmAway:
         intend(two)
         trash = data.pipeline.hot_layout.trash
         trash.mkdir()
-        hot_set(data, two).rename(trash / f"{str(two.key)[:16]}-earlier")  # killed just after that
+        hot_set(data, two).rename(trash / f"{two.key16}-earlier")  # killed just after that
         (trash / "0123456789abcdef-older").mkdir()
         with at_work(data):
             wait_until(lambda: list(data.sources().values())[1].evicted, 60.0, "the end of one")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from stoker.corpus.quarantine.directory import Kept, open_folder
-from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState, write_source
 from stoker.corpus.schedule.outcome import Outcome
@@ -228,7 +227,7 @@ class Shard:
         staged = tuple(parquet_name(one) for one in sources.in_state("staged", "building"))
         published = [one for one in sources.values() if one.state in PUBLISHED]
         there = [one for one in published if (not one.evicted if place == "hot" else one.on_warm)]
-        sets = {"published": tuple(str(one.key)[:KEY16] for one in there), "temporaries": (), "trash": ()}
+        sets = {"published": tuple(one.key16 for one in there), "temporaries": (), "trash": ()}
         return {**sets, "parquet": staged, "building": (), "building_bytes": {}, "partial": {}}
 
     def measure(self, place: str = "hot", *, free: int, writable: bool = True) -> None:

@@ -51,8 +51,8 @@ def test_what_was_published_is_proven_and_what_was_begun_of_it_goes(shard: Shard
     assert built(shard, "done", result=PUBLISHED) == ["write proven", "source_proven"]
     proven = shard.on_disk()
     assert (proven.state, proven.manifest_sha256) == ("proven", MANIFEST)
-    assert str(proven.key)[:16] in shard.state.hot.published
-    assert any(str(proven.key)[:16] in place for place in shard.state.hot.litter)
+    assert proven.key16 in shard.state.hot.published
+    assert any(proven.key16 in place for place in shard.state.hot.litter)
     assert not waits(shard) and not shard.state.records.xxh3
     ((_, fields),) = shard.events.all
     assert (fields["documents"], fields["tokens"], fields["dropped"]) == (2, 100, 1)

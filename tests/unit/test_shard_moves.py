@@ -174,7 +174,7 @@ class TestLook:
             shard.source("b", "proven"),
             shard.source("c", "staged"),
         )
-        shard.look(published=(str(there.key)[:16],), parquet=(), trash=("old",))
+        shard.look(published=(there.key16,), parquet=(), trash=("old",))
         assert {path: one.state for path, one in shard.data.sources().items()} == {
             gone.path: "seen",
             there.path: "proven",

@@ -41,7 +41,7 @@ def do(home: Path, place: Path, **changes: Any) -> Imported:
 
 def set_at(home: Path, result: Imported) -> ShardSet:
     """The published set: proven, and nothing found against it."""
-    path = home / "hot" / "shards" / "prose" / str(result.source.key)[:16]
+    path = home / "hot" / "shards" / "prose" / result.source.key16
     assert prove_set(path, key=result.source.key).verdict == "proven"
     assert inspect_set(path).findings == ()
     return ShardSet(path)

@@ -190,7 +190,7 @@ class TestClaims:
         source = shard.source(state="building", size=8 * MIB)
         whole = shard.state.space.estimate.built(source)
         assert self.claimed(shard) == {"sets": whole}
-        shard.state.hot.building_bytes[str(source.key)[:16]] = whole // 2
+        shard.state.hot.building_bytes[source.key16] = whole // 2
         assert whole // 2 <= self.claimed(shard)["sets"] <= whole * 5 // 8
 
     @pytest.mark.parametrize(("copied", "claimed"), [(0, MIB), (MIB - 1, 1), (2 * MIB, None)])

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from stoker.store.errors import DataError, UsageError
-from stoker.store.files import PathEscapes, inside
 
 _SHOWN = 5
 
@@ -14,8 +13,7 @@ _SHOWN = 5
 def read_files_list(file: Path) -> frozenset[str]:
     """Returns the paths in a list; empty lines are ignored.
 
-    Raises UsageError where the list is missing or names no path, DataError for a path that leads out of the
-    source.
+    Raises UsageError where the list is missing or names no path.
     """
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -24,18 +22,12 @@ def read_files_list(file: Path) -> frozenset[str]:
     names = frozenset(line.removesuffix("\r") for line in lines if line.strip())
     if not names:
         raise UsageError(f"--files-list {file} names no file; put a path a line into it")
-    try:
-        for name in names:
-            inside(Path(), name)
-    except PathEscapes as error:
-        raise DataError(f"--files-list {file}: {error}") from error
     return names
 
 
 def insist_known(names: Iterable[str], known: Collection[str], where: str) -> None:
     """Raises a DataError that lists the names that are not known."""
-    unknown = sorted(set(names) - set(known))
-    if unknown:
+    if unknown := sorted(set(names) - set(known)):
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         raise DataError(
             f"--files-list names what is not in {where}: {', '.join(unknown[:_SHOWN])}{more}; correct "

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 
-from stoker.corpus.records.index import OPEN
+from stoker.corpus.records.sources import OPEN
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Evidence, Outcome, judge
 from stoker.corpus.schedule.state import Situation

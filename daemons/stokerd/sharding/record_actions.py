@@ -13,7 +13,6 @@ from stoker.corpus.records.sources import (
     SOURCE_ROTTEN,
     TERMINAL,
     Source,
-    former_name,
 )
 from stoker.corpus.schedule.decide import demand_of
 from stoker.corpus.schedule.state import Action, Situation
@@ -88,7 +87,7 @@ def _keep_former(state: State, source: Source) -> Iterator[Effect]:
     The new record is written first: after a crash here, the change is still visible and the same record is
     written again.
     """
-    name = former_name(state.sources, source)
+    name = source.former_path
     yield Write(replace(source, path=name, former=source.path, formers=()))
     yield event(
         "source_changed_after_build",
@@ -174,7 +173,7 @@ def _restore_formers(state: State) -> Iterator[Effect]:
         for sha256, size in source.formers:
             if not sources.with_content(sha256):
                 lost = Source(source.dataset, source.path, size, sha256)
-                yield Write(replace(lost, path=former_name(sources, lost), former=source.path))
+                yield Write(replace(lost, path=lost.former_path, former=source.path))
 
 
 def _release_for_other_columns(state: State) -> Iterator[Effect]:

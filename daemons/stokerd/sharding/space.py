@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.units import format_bytes
-from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import buildable, stageable
 from stoker.corpus.schedule.state import Room, Situation
@@ -72,7 +71,7 @@ class Space:
         sources, estimate = state.sources, self.estimate
         for job in state.builds():
             if job.facts.tokens is not None:
-                key = str(sources[job.subject].key)[:KEY16]
+                key = sources[job.subject].key16
                 state.hot.building_bytes[key] = job.facts.tokens * estimate.token_bytes
         unbuilt = sources.in_state("staged", "building")
         building = {one.path for one in unbuilt if one.state == "building"}
@@ -103,7 +102,7 @@ class Space:
     def set_back(self, state: State, source: Source, needed: int | None) -> None:
         """Withdraws the grant of a discarded build, which restarts once `needed` bytes are free."""
         self.granted.pop(source.path, None)
-        state.hot.building_bytes.pop(str(source.key)[:KEY16], None)
+        state.hot.building_bytes.pop(source.key16, None)
         if needed is not None:
             self.outgrown[source.path] = needed
 
@@ -246,7 +245,7 @@ class Space:
 
 def _committed(state: State, source: Source) -> int:
     """Returns the bytes already built of the source's set."""
-    return state.hot.building_bytes.get(str(source.key)[:KEY16], 0)
+    return state.hot.building_bytes.get(source.key16, 0)
 
 
 def _copied(state: State, source: Source) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import cast
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.records.index import KEY16, Catalog
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.index import Catalog
+from stoker.corpus.records.sources import KEY16, Source
 from stoker.corpus.schedule.state import Limits, Situation, WarmContents
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.backoff import Retries
@@ -135,7 +135,7 @@ class State:
     def discard_build(self, source: Source) -> None:
         """Queues the source's partial set for removal."""
         if source.key is not None:
-            name = str(self.pipeline.hot_layout.building / source.key[:KEY16])
+            name = str(self.pipeline.hot_layout.building / source.key16)
             self.hot.discard(name, f"{name}.lock")
 
     # Jobs

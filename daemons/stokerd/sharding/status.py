@@ -155,7 +155,7 @@ def _records(state: State) -> dict[str, Any]:
         "sources": dict(sums.states),
         "documents": dict(sums.documents),
         "tokens": dict(sums.tokens),
-        "dropped": dict(sums.dropped),
+        "dropped": dict(+sums.dropped),
         "imported": {
             "sets": sums.imported,
             "documents_not_known": sums.undocumented,

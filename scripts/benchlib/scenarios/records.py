@@ -143,7 +143,7 @@ def _write_state(home: Path, count: int) -> None:
     hot.owner_lock.touch()
     for source in sources:
         if source.state in PUBLISHED:
-            (shards / str(source.key)[:16]).mkdir()
+            (shards / source.key16).mkdir()
     files = tuple((source.path, source.size) for source in sources)
     write_listing(layout, Listing("prose", files, complete=True, revision=""))
 

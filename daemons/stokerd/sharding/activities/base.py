@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Attempt, Outcome, convicted
@@ -138,7 +137,7 @@ def reject_set(state: State, source: Source, reason: str) -> Iterator[Effect]:
 
 def set_gone(state: State, source: Source, reason: str) -> Iterator[Effect]:
     """Records that the source's set left hot: its copy on warm remains, else the set is made again."""
-    key = str(source.key)[:KEY16]
+    key = source.key16
     state.hot.published.discard(key)
     if not source.on_warm:
         yield StartOver(source, reason, "warning")
@@ -151,7 +150,7 @@ def set_gone(state: State, source: Source, reason: str) -> Iterator[Effect]:
 def copy_lost(source: Source, reason: str) -> Iterator[Effect]:
     """Records that the copy of a set on hot is missing or wrong, so that the set is copied again."""
     yield Write(source.moved("proven", on_warm=False, evicting=False))
-    about = {"path": source.path, "key": str(source.key)[:KEY16]}
+    about = {"path": source.path, "key": source.key16}
     yield event("warm_copy_lost", "warning", **about, reason=f"{reason}; it is copied again")
 
 

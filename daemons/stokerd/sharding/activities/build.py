@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.units import format_bytes
-from stoker.corpus.records.index import KEY16
-from stoker.corpus.records.sources import EXCEEDS_DISK, PUBLISHED, Books, Source
+from stoker.corpus.records.sources import EXCEEDS_DISK, KEY16, PUBLISHED, Books, Source
 from stoker.corpus.schedule.outcome import READ_ROWS, SMALLEST, Outcome
 from stoker.corpus.staging.finding import Finding
 from stoker.corpus.staging.size_estimate import AGAIN, FILES_BYTES, decide_growth

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.config.checks import disk_faults
 from stoker.config.load import refuse
-from stoker.corpus.records.index import KEY16
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import Seen, reconcile_hot, reconcile_warm
@@ -237,7 +236,7 @@ def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
         else:
             yield from copy_lost(sources[path], "its copy is not on warm")
     for path, reason in found.renew:
-        disk.published.discard(str(sources[path].key)[:KEY16])
+        disk.published.discard(sources[path].key16)
         yield StartOver(sources[path], reason, "warning" if is_hot else "error")
         state.retries.succeeded(path)  # this was the cause of its failures
     if not disk.is_agreed:  # on a later look, an apparent leftover may be a set being made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stoker.corpus.records.index import KEY16
+from stoker.corpus.records.sources import KEY16
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.finding import SET_INVALID
 from stoker.kit.workers.pool import Job

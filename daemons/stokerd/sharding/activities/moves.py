@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.records.index import KEY16
-from stoker.corpus.records.sources import Books, Source
+from stoker.corpus.records.sources import KEY16, Books, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError
@@ -76,7 +75,7 @@ def on_moved(state: State, job: Job[SourceWork], result: Message) -> Iterator[Ef
 
 
 def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator[Effect]:
-    key, reason = str(source.key)[:KEY16], str(result["reason"])
+    key, reason = source.key16, str(result["reason"])
     match (kind, result["status"]):
         case ("sync", "copied" | "existed"):
             now = "synced" if source.state == "proven" else source.state
@@ -118,7 +117,7 @@ def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator
 def _event(word: str, state: State, kind: str, source: Source, result: Message) -> Effect:
     state.progress.moved_bytes[kind] += int(result["bytes"])
     more: dict[str, Any] = {"cached": True} if result["cached"] else {}
-    return event(word, path=source.path, key=str(source.key)[:KEY16], bytes=result["bytes"], **more)
+    return event(word, path=source.path, key=source.key16, bytes=result["bytes"], **more)
 
 
 def keep_hot(source: Source, reason: str) -> Iterator[Effect]:
@@ -131,7 +130,7 @@ def _rotten(state: State, source: Source, reason: str) -> Iterator[Effect]:
     """Records that no right copy of the set exists: it is made again and copied over the wrong copy."""
     state.records.rotten.add(str(source.key))
     yield StartOver(source, "its copy on warm is wrong, and no other is on record", "warning")
-    key = str(source.key)[:KEY16]
+    key = source.key16
     yield event("warm_copy_rotten", "error", path=source.path, key=key, reason=reason)
 
 

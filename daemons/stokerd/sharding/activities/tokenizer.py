@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -152,8 +152,9 @@ class Pinning:
             files = (*part.paths, *self._formers(part.paths))
             yield from self._say_stayed(part)
         elif listing is not None:  # keeps every path that reached its end, even if the listing dropped it
-            others = (path for path in (*sources.ended, *sources.formers) if path not in sources.imported)
-            files, is_known, is_whole = {*listing.paths, *others}, True, listing.complete
+            ended = {one.path for one in sources.in_state(*TERMINAL)}
+            files = {*listing.paths, *(ended | sources.formers.keys()) - sources.imported.keys()}
+            is_known, is_whole = True, listing.complete
         paths = (*sorted(files), *self._imports())
         has_ended = is_whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
         limit = self._limit.model_dump(exclude_none=True)
@@ -182,10 +183,10 @@ class Pinning:
     # dataset.limit
 
     @property
-    def beyond(self) -> Container[str]:
-        """The paths that dataset.limit leaves out."""
+    def beyond(self) -> frozenset[str]:
+        """The listed paths that dataset.limit leaves out."""
         part = self._slice()
-        return () if part is None else part.beyond
+        return frozenset() if part is None else part.beyond
 
     def _slice(self) -> Slice | None:
         """Returns the configured slice of the listing; None when no limit or no listing exists.

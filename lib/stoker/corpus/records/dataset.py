@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,18 +82,8 @@ class Slice:
     paths: tuple[str, ...]  # certainly in the slice, in listing order
     settled: bool  # no other known path can come in
     full: bool  # a limit of rows or tokens is reached: no file that appears later can change the slice
-    beyond: Container[str]  # every path that is left out
+    beyond: frozenset[str]  # the listed paths that are left out
     stayed: tuple[str, ...]  # in the slice only because they were in it before
-
-
-@dataclass(frozen=True)
-class _Outside:
-    """The set of all paths except these."""
-
-    inside: Collection[str]
-
-    def __contains__(self, path: object) -> bool:
-        return path not in self.inside
 
 
 def is_bounded(limit: Limit) -> bool:
@@ -101,11 +91,7 @@ def is_bounded(limit: Limit) -> bool:
 
 
 def slice_of(
-    listed: Collection[str],
-    sources: Mapping[str, Source],
-    limit: Limit,
-    *,
-    kept: Iterable[str] = (),
+    listed: Iterable[str], sources: Mapping[str, Source], limit: Limit, *, kept: Iterable[str] = ()
 ) -> Slice:
     """Returns the slice of the listed paths, as far as the sources in a terminal state settle it.
 
@@ -140,9 +126,8 @@ def slice_of(
             tokens += owner.books.train_tokens + owner.books.val_tokens
         counted.add(owner.sha256)
         full = bool(limit.rows and rows >= limit.rows) or bool(limit.tokens and tokens >= limit.tokens)
-    beyond: Container[str] = _Outside(paths)
-    if not settled:  # a file behind the open file may still come in, unless the limit of files excludes it
-        beyond = _Outside(paths | files) if limit.files else ()
+    # A file behind an open file may still come in, unless the limit of files excludes it.
+    beyond = frozenset(order) - paths - (frozenset() if settled else files)
     return Slice(tuple(sorted(paths)), settled, settled and full, beyond, tuple(stayed))
 
 

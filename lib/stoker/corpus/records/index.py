@@ -6,13 +6,15 @@ are in work at any time, so the decisions look at those, and indexes and sums ar
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import get_args
 
-from stoker.corpus.records.sources import PUBLISHED, SPLITS, TERMINAL, Books, Source, SourceState
+from stoker.corpus.records.sources import KEY16, OPEN, PUBLISHED, SPLITS, Books, Source, SourceState
+
+KeyOf = Callable[[str], str]
+NO_BOOKS = Books(0, 0, 0, 0, 0, 0, 0, 0, ())
 
 
 @dataclass(slots=True)
@@ -24,12 +26,13 @@ class Amount:
     documents: int = 0
     parquet_bytes: int = 0
 
-    def add(self, sign: int, tokens: int, documents: int, parquet_bytes: int) -> None:
-        """Adds one set, or takes one away with a sign of -1."""
+    def add(self, source: Source, sign: int) -> None:
+        """Adds (1) or takes away (-1) a source's set; counts that an import did not give are 0."""
+        books = source.books or NO_BOOKS
         self.sets += sign
-        self.tokens += sign * tokens
-        self.documents += sign * documents
-        self.parquet_bytes += sign * parquet_bytes
+        self.tokens += sign * books.tokens
+        self.documents += sign * (books.documents or 0)
+        self.parquet_bytes += sign * source.size
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class Sums:
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(SourceState), 0))
     documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
     hot: Amount = field(default_factory=Amount)
     warm: Amount = field(default_factory=Amount)  # the sets with a proven copy on warm
     evicted: Amount = field(default_factory=Amount)  # the sets on warm only
@@ -51,43 +54,26 @@ class Sums:
 
     def count(self, source: Source, sign: int) -> None:
         """Adds (1) or takes away (-1) a source."""
-        # Written for speed: a daemon with 50,000 sources calls this 50,000 times before its first decision.
-        state, size, books = source.state, source.size, source.books
-        self.states[state] += sign
+        self.states[source.state] += sign
         if source.has_file:
-            self.bytes[state] += sign * size
-        if state not in PUBLISHED:
+            self.bytes[source.state] += sign * source.size
+        if source.state not in PUBLISHED:
             return
-        documents, tokens = self._count_books(books, sign)
+        books = source.books or NO_BOOKS
+        for split in SPLITS:
+            documents, tokens = books.of(split)
+            self.documents[split] += sign * (documents or 0)
+            self.tokens[split] += sign * tokens
+        for reason, rows in books.dropped or ():
+            self.dropped[reason] += sign * rows
         if source.imported:
             self.imported += sign
-            self.undocumented += sign * (books is not None and books.documents is None)
-        elif size:
-            self.measured.add(sign, tokens, documents, size)
-        (self.evicted if source.evicted else self.hot).add(sign, tokens, documents, size)
+            self.undocumented += sign * (books.documents is None)
+        elif source.size:
+            self.measured.add(source, sign)
+        (self.evicted if source.evicted else self.hot).add(source, sign)
         if source.on_warm:
-            self.warm.add(sign, tokens, documents, size)
-
-    def _count_books(self, books: Books | None, sign: int) -> tuple[int, int]:
-        """Adds the books and returns documents and tokens; counts that an import did not give are 0."""
-        if books is None:
-            return 0, 0
-        self.documents["train"] += sign * (books.train_documents or 0)
-        self.tokens["train"] += sign * books.train_tokens
-        self.documents["val"] += sign * (books.val_documents or 0)
-        self.tokens["val"] += sign * books.val_tokens
-        for reason, rows in books.dropped or ():
-            left = self.dropped.get(reason, 0) + sign * rows
-            if left:
-                self.dropped[reason] = left
-            else:
-                self.dropped.pop(reason, None)
-        return books.documents or 0, books.tokens
-
-
-OPEN: tuple[SourceState, ...] = ("seen", "staged", "building")
-KEY16 = 16  # digits of a shard set's key: the name of its directory
-KeyOf = Callable[[str], str]
+            self.warm.add(source, sign)
 
 
 class Catalog(dict[str, Source]):
@@ -97,32 +83,38 @@ class Catalog(dict[str, Source]):
         super().__init__()
         self.changes = 0  # how many so far
         self.sums = Sums()
-        self.waiting: list[str] = []  # paths of sources in state `seen`, in listing order
         self.unsynced: dict[str, None] = {}  # the set stays on hot and has no proven copy on warm
         self.evicting: dict[str, None] = {}  # the record holds the intent to evict
         self.formers: dict[str, None] = {}  # sources of a content that a file had before
         self.imported: dict[str, None] = {}  # sources whose set was imported as tokens
         self._states: dict[SourceState, dict[str, None]] = {state: {} for state in get_args(SourceState)}
-        self._contents: dict[str, str | tuple[str, ...]] = {}
+        self._contents: dict[str, tuple[str, ...]] = {}  # paths in listing order
         self._unsettled: dict[str, None] = {}
-        self._owned: dict[str, str] = {}  # path by the first digits of its published set's key
+        # By the first digits of a set's key: the paths of published and of evicted sets, the open contents.
+        self._published: dict[str, str] = {}
+        self._evicted: dict[str, str] = {}
+        self._open: dict[str, str] = {}
         self._key_of: KeyOf | None = None
-        self._open: dict[str, str] = {}  # content without a set, by the first digits of its key
-        self._evicted: dict[str, str] = {}  # path by the first digits of its evicted set's key
         for source in () if sources is None else sources.values():
-            self._enter(source)
-        self.waiting = sorted(self._states["seen"])
+            self.put(source)
 
     def put(self, source: Source) -> None:
         """Adds a source, or replaces it by its new version."""
-        if source.path in self:
-            self._leave(self[source.path])
-        self._enter(source)
-        if source.state == "seen":
-            insort(self.waiting, source.path)
+        path, content = source.path, source.sha256
+        if path in self:
+            self._leave(self[path])
+        self[path] = source
+        self.changes += 1
+        if content:  # the content of a source that could not be fetched may be unknown
+            self._contents[content] = tuple(sorted((*self.with_content(content), path)))
+        self._mark(source)
+        self._weigh(content)
+        self.sums.count(source, 1)
 
     def drop(self, path: str) -> None:
-        self._leave(self.pop(path))
+        self._leave(self[path])
+        del self[path]
+        self.changes += 1
 
     def in_state(self, *states: SourceState) -> list[Source]:
         """Returns the sources in these states, state by state."""
@@ -133,31 +125,26 @@ class Catalog(dict[str, Source]):
         return sum(len(self._states[state]) for state in states)
 
     @property
-    def ended(self) -> Iterable[str]:
-        """The paths of the sources in a terminal state."""
-        return chain.from_iterable(self._states[state] for state in sorted(TERMINAL))
-
-    # By content
+    def waiting(self) -> list[str]:
+        """The paths of the sources in state `seen`, in listing order."""
+        return sorted(self._states["seen"])
 
     def with_content(self, sha256: str) -> tuple[str, ...]:
         """Returns the paths of this content, in listing order."""
-        paths = self._contents.get(sha256, ())
-        return (paths,) if isinstance(paths, str) else paths
+        return self._contents.get(sha256, ())
 
     def owner(self, sha256: str) -> str | None:
         """Returns the path whose published shard set has this content."""
         return next((path for path in self.with_content(sha256) if self[path].state in PUBLISHED), None)
 
     @property
-    def unsettled(self) -> list[tuple[str, ...]]:
+    def unsettled(self) -> Iterator[tuple[str, ...]]:
         """The paths of each content that has an open source and a set, or a duplicate and no set."""
-        return [self.with_content(sha256) for sha256 in self._unsettled]
-
-    # By key
+        return map(self.with_content, self._unsettled)
 
     def of_key(self, key16: str) -> str | None:
         """Returns the path whose published set has a key with these first digits."""
-        return self._owned.get(key16)
+        return self._published.get(key16)
 
     def left_behind(self, keys: Set[str]) -> list[str]:
         """Returns the paths of those sets (first digits of keys) that are on warm only by their record."""
@@ -165,76 +152,54 @@ class Catalog(dict[str, Source]):
 
     def open_with(self, keys: Set[str], key_of: KeyOf) -> list[str]:
         """Returns the open paths, in listing order, whose set will have a key with these first digits."""
-        if not keys:
-            return []
         if self._key_of is not key_of:
             self._key_of = key_of
-            opened = self.in_state(*OPEN)
-            self._open = {key_of(source.sha256)[:KEY16]: source.sha256 for source in opened}
-        found = (self.with_content(self._open[key]) for key in self._open.keys() & keys)
-        unowned = (paths for paths in found if all(self[path].state not in PUBLISHED for path in paths))
-        return sorted(path for paths in unowned for path in paths if self[path].state in OPEN)
+            self._open = {key_of(one.sha256)[:KEY16]: one.sha256 for one in self.in_state(*OPEN)}
+        found = {self._open[key] for key in self._open.keys() & keys}
+        paths = (path for one in found if self.owner(one) is None for path in self.with_content(one))
+        return sorted(path for path in paths if self[path].state in OPEN)
 
-    # Keeping up to date
-
-    def _enter(self, source: Source) -> None:
-        path, state, content = source.path, source.state, source.sha256
-        self[path] = source
-        self.changes += 1
+    def _mark(self, source: Source) -> None:
+        """Enters a source into the indexes by state, property and key."""
+        path, state = source.path, source.state
         self._states[state][path] = None
-        # The content of a source that could not be fetched may be unknown.
-        others = self._contents.setdefault(content, path) if content else path
-        if others is not path:
-            self._contents[content] = tuple(sorted({*self.with_content(content), path}))
-        if state == "duplicate" or len(self.with_content(content)) > 1:
-            self._weigh(content)
         if source.former is not None:
             self.formers[path] = None
         if source.imported:
             self.imported[path] = None
         if state in PUBLISHED:
-            if source.key is not None:
-                self._owned.setdefault(source.key[:KEY16], path)
-                if source.evicted:
-                    self._evicted[source.key[:KEY16]] = path
+            self._published[source.key16] = path
+            if source.evicted:
+                self._evicted[source.key16] = path
             if source.evicting:
                 self.evicting[path] = None
             if source.hot and not source.on_warm:
                 self.unsynced[path] = None
         elif self._key_of is not None and state in OPEN:
-            self._open[self._key_of(content)[:KEY16]] = content
-        self.sums.count(source, 1)
+            self._open[self._key_of(source.sha256)[:KEY16]] = source.sha256
 
     def _leave(self, source: Source) -> None:
+        """Takes a source out of all indexes and sums."""
         path, content = source.path, source.sha256
-        self.changes += 1
-        del self._states[source.state][path]
-        if source.state == "seen":
-            del self.waiting[bisect_left(self.waiting, path)]
-        others = tuple(other for other in self.with_content(content) if other != path)
-        if others:
-            self._contents[content] = others[0] if len(others) == 1 else others
-        else:
-            self._contents.pop(content, None)
-        if others or self._unsettled:
-            self._weigh(content)
-        for marked in (self.evicting, self.unsynced, self.formers, self.imported):
+        for marked in (self._states[source.state], self.formers, self.imported, self.evicting, self.unsynced):
             marked.pop(path, None)
-        key = str(source.key)[:KEY16]
-        heirs = [self[other] for other in others if self[other].key == source.key]
-        heirs = [heir for heir in heirs if heir.state in PUBLISHED]
-        for index, left in ((self._owned, heirs), (self._evicted, [heir for heir in heirs if heir.evicted])):
-            if index.get(key) == path:
-                del index[key]
-                index.update((key, heir.path) for heir in left)
-        if self._key_of is not None and source.state in OPEN and not others:
+        for keys in (self._published, self._evicted):
+            keys.pop(source.key16, None)
+        if self._key_of is not None:
             self._open.pop(self._key_of(content)[:KEY16], None)
+        others = tuple(other for other in self.with_content(content) if other != path)
+        self._contents.pop(content, None)
+        if others:
+            self._contents[content] = others
+        for other in others:  # they have the same key
+            self._mark(self[other])
+        self._weigh(content)
         self.sums.count(source, -1)
 
     def _weigh(self, content: str) -> None:
-        states = [self[path].state for path in self.with_content(content) if path in self]
-        owned = not PUBLISHED.isdisjoint(states)
-        if any(state in OPEN for state in states) if owned else "duplicate" in states:
+        """Updates whether a content is unsettled."""
+        states = {self[path].state for path in self.with_content(content)}
+        if not states.isdisjoint(OPEN) if not states.isdisjoint(PUBLISHED) else "duplicate" in states:
             self._unsettled[content] = None
         else:
             self._unsettled.pop(content, None)

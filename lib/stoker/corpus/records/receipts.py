@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
-from stoker.corpus.records.record_dir import CachedRecord, Damaged, read_records
+from stoker.corpus.records.record_dir import CachedRecord, Damaged, ignore, read_records
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
 
@@ -63,7 +63,7 @@ class Receipt:
         return body_of(self)
 
 
-def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Receipt]:
+def read_receipts(layout: StateLayout, dataset: str, damaged: Damaged = ignore) -> dict[str, Receipt]:
     """Returns every receipt of the dataset by path; damaged records are left out and passed to `damaged`."""
     return read_records(layout.receipts, dataset, Receipt.from_record, damaged)
 
@@ -113,7 +113,7 @@ def read_listing(layout: StateLayout, dataset: str) -> Listing | None:
 
 def listing_reader(layout: StateLayout, dataset: str) -> CachedRecord[Listing | None]:
     """Returns a reader that parses the listing only after its file changed: 50,000 files take 0.1 s."""
-    return CachedRecord(layout.listing(dataset), lambda: read_listing(layout, dataset), None)
+    return CachedRecord(layout.listing(dataset), lambda: read_listing(layout, dataset))
 
 
 def write_listing(layout: StateLayout, listing: Listing) -> None:
@@ -173,4 +173,4 @@ def read_demand(layout: StateLayout, dataset: str) -> Demand:
 
 def demand_reader(layout: StateLayout, dataset: str) -> CachedRecord[Demand]:
     """Returns a reader that parses the demand only after its file changed."""
-    return CachedRecord(layout.demand, lambda: read_demand(layout, dataset), Demand())
+    return CachedRecord(layout.demand, lambda: read_demand(layout, dataset))

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,9 +23,9 @@ from stoker.store.layout import record_name
 from stoker.store.record import RecordDamaged, parse_record
 
 T = TypeVar("T")
-Damaged = Callable[[Path, RecordDamaged], None]
+Damaged = Callable[[Path, RecordDamaged], object]
 Parse = Callable[[Mapping[str, Any]], T]
-FolderStamp = tuple[int, int, int]  # device, inode, mtime in ns
+Stamp = tuple[int, int, int]  # device, inode, mtime in ns
 
 # A directory's mtime stays the same for a tick of the kernel while entries come and go; on a file system with
 # whole seconds, for up to two seconds.
@@ -32,7 +33,10 @@ TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
 LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
 MANY, SLICE = 1000, 1000  # records: from how many the garbage collector pauses; how many one look reads
 SUFFIX = ".json"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+
+
+def ignore(file: Path, error: RecordDamaged) -> None:
+    """Leaves a damaged record to the directory's owner."""
 
 
 class _Lazy(dict[str, T]):
@@ -70,27 +74,26 @@ class RecordDir(Generic[T]):
         # Key: a number for the name; value: the file's inode above its mtime. Names and tuples would take
         # three times the memory.
         self._stamps: dict[int, int] = {}
-        self._folder: FolderStamp | None = None  # the directory's stamp at which `_found` was complete
+        self._folder: Stamp | None = None  # the directory's stamp at which `_found` was complete
         self._next_look = -math.inf
         self._changed: set[str] = set()
 
-    def read(self, damaged: Damaged | None = None) -> dict[str, T]:
+    def read(self) -> dict[str, T]:
         """Returns every whole record by its path, always in the same dictionary.
 
-        A damaged record is left out and passed to `damaged`; only the directory's owner may move it aside.
-        Raises DataError for a whole record that this version cannot parse.
+        A damaged record is left out: only the directory's owner may move it aside. Raises DataError for a
+        whole record that this version cannot parse.
         """
-        folder, now = self._stamp_folder(), time.monotonic()
+        folder, now = _stamp_of(self._directory), time.monotonic()
         if not self._unread:
             is_known = folder == self._folder and folder is not None
             if is_known or (self._patient and now < self._next_look):
                 return self._found
-            is_at_rest = folder is None or _at_rest(folder[2])
+            at_rest = folder if folder is not None and _is_at_rest(folder[2]) else None
             self._folder = None  # in case the look fails midway
             self._look(now)
-            self._folder = folder if is_at_rest else None
-        most = SLICE if self._patient else len(self._unread)
-        self._load([self._unread.popitem()[0] for _ in range(min(most, len(self._unread)))], damaged)
+            self._folder = at_rest
+        self._load(list(islice(self._unread, SLICE if self._patient else None)))
         return self._found
 
     @property
@@ -121,7 +124,7 @@ class RecordDir(Generic[T]):
             self._drop(gone)
             for number in gone:
                 del self._stamps[number]
-        self._unread = dict.fromkeys(sorted(changed, reverse=True))
+        self._unread = dict.fromkeys(sorted(changed))
         ended = time.monotonic()
         self._next_look = ended + max(TICK_NS / 1e9, (ended - began) / LOOK_SHARE)
 
@@ -129,15 +132,12 @@ class RecordDir(Generic[T]):
         """Reads the record of a path now if it is still to be read."""
         name = _name(self._dataset, path)
         if name in self._unread:
-            del self._unread[name]
-            self._load([name], None)
+            self._load([name])
 
-    def _load(self, names: list[str], damaged: Damaged | None) -> None:
-        folder, self._folder = self._folder, None  # if reading fails midway, the next look finds the rest
+    def _load(self, names: list[str]) -> None:
         lost = set()
-        tell = damaged or (lambda *_: None)
         with uncollected(len(names)):
-            for name, stamp, found in _records(self._directory, names, self._dataset, self._parse, tell):
+            for name, stamp, found in _records(self._directory, names, self._dataset, self._parse, ignore):
                 number = _number(name)
                 if found is not None:
                     self._found[found[0]] = found[1]
@@ -147,7 +147,8 @@ class RecordDir(Generic[T]):
                 self._stamps[number] = stamp
         if lost:
             self._drop(lost)
-        self._folder = folder
+        for name in names:  # where reading failed midway, all are read again
+            del self._unread[name]
 
     def _drop(self, names: Set[int]) -> None:
         """Drops the records with these numbers; slow with many records, and rare."""
@@ -155,31 +156,21 @@ class RecordDir(Generic[T]):
             del self._found[path]
             self._changed.add(path)
 
-    def _stamp_folder(self) -> FolderStamp | None:
-        try:
-            with storage_errors("look at", self._directory):
-                about = self._directory.stat()
-        except FileNotFoundError:
-            return None
-        return about.st_dev, about.st_ino, about.st_mtime_ns
-
 
 def each_record(
-    directory: Path, dataset: str, parse: Parse[T], damaged: Damaged | None = None
+    directory: Path, dataset: str, parse: Parse[T], damaged: Damaged = ignore
 ) -> Iterator[tuple[str, T]]:
     """Yields every whole record of a dataset with its path, and keeps none of them.
 
     Damaged records are left out and passed to `damaged`. Raises DataError as RecordDir does.
     """
     names = sorted(entry.name for entry in _entries(directory))
-    for _, _, found in _records(directory, names, dataset, parse, damaged or (lambda *_: None)):
+    for _, _, found in _records(directory, names, dataset, parse, damaged):
         if found is not None:
             yield found
 
 
-def read_records(
-    directory: Path, dataset: str, parse: Parse[T], damaged: Damaged | None = None
-) -> dict[str, T]:
+def read_records(directory: Path, dataset: str, parse: Parse[T], damaged: Damaged = ignore) -> dict[str, T]:
     """Returns the records of each_record by path, in path order."""
     with uncollected():
         found = dict(each_record(directory, dataset, parse, damaged))
@@ -205,7 +196,7 @@ def _records(
     if not names:
         return
     where = os.fspath(directory)
-    with storage_errors("read", directory), opened(directory, _FOLDER) as folder:
+    with storage_errors("read", directory), opened(directory, os.O_RDONLY | os.O_DIRECTORY) as folder:
         for name in names:
             try:
                 data, stamp = _read(folder, name)
@@ -263,7 +254,7 @@ def _is_as_stamped(entry: os.DirEntry[str], stamp: int | None) -> bool:
         return False
 
 
-def _at_rest(mtime_ns: int) -> bool:
+def _is_at_rest(mtime_ns: int) -> bool:
     """Whether the directory's time is old enough that any further change will alter it."""
     grain = TICK_NS if mtime_ns % 1_000_000_000 else SECONDS_NS
     return not 0 <= time.time_ns() - mtime_ns < grain
@@ -280,23 +271,26 @@ def _read(folder: int, name: str) -> tuple[bytes, int]:
         os.close(descriptor)
 
 
-class CachedRecord(Generic[T]):
-    """Caches the result of `parse` until the file changes; the result is `absent` while there is no file."""
+def _stamp_of(path: Path) -> Stamp | None:
+    """Returns what changes with a directory or with a replaced file; None where it is missing."""
+    try:
+        with storage_errors("look at", path):
+            about = path.stat()
+    except FileNotFoundError:
+        return None
+    return about.st_dev, about.st_ino, about.st_mtime_ns
 
-    def __init__(self, file: Path, parse: Callable[[], T], absent: T) -> None:
-        self._file, self._parse, self._absent = file, parse, absent
-        self._stamp: tuple[int, ...] | None = None
-        self._found = absent
+
+class CachedRecord(Generic[T]):
+    """Caches the result of `parse`, which reads one record, until its file is replaced or removed."""
+
+    def __init__(self, file: Path, parse: Callable[[], T]) -> None:
+        self._file, self._parse = file, parse
+        self._last: tuple[Stamp | None, T] | None = None
 
     def read(self) -> T:
         """Returns the parsed record: the same object until the file changes."""
-        with storage_errors("look at", self._file):
-            try:
-                about = self._file.stat()
-            except FileNotFoundError:
-                self._stamp, self._found = None, self._absent
-                return self._found
-        stamp = (about.st_ino, about.st_size, about.st_mtime_ns)
-        if stamp != self._stamp:
-            self._found, self._stamp = self._parse(), stamp
-        return self._found
+        stamp = _stamp_of(self._file)
+        if self._last is None or self._last[0] != stamp:
+            self._last = stamp, self._parse()
+        return self._last[1]

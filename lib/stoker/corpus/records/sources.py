@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stoker.corpus.records.record_dir import Damaged, read_records
+from stoker.corpus.records.record_dir import Damaged, ignore, read_records
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
 from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
@@ -109,6 +109,7 @@ def tokens_of(books: Books | None, split: str) -> int:
 SourceState = Literal[
     "seen", "staged", "building", "proven", "synced", "released", "quarantined", "duplicate"
 ]
+OPEN: tuple[SourceState, ...] = ("seen", "staged", "building")
 PUBLISHED: frozenset[SourceState] = frozenset({"proven", "synced", "released"})
 TERMINAL: frozenset[SourceState] = PUBLISHED | {"quarantined", "duplicate"}
 DOWNLOAD_FAILED = "download_failed"  # reason to quarantine: the file could not be fetched
@@ -131,6 +132,7 @@ TRANSITIONS: Mapping[SourceState, frozenset[SourceState]] = {
 }
 
 FORMER_DIGITS = 12  # of a content's hash, behind its path
+KEY16 = 16  # digits of a shard set's key: the name of its directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,11 @@ class Source:
         return self.state in PUBLISHED and not (self.evicted or self.evicting)
 
     @property
+    def key16(self) -> str:
+        """The name of its shard set's directory; empty before it has a set."""
+        return (self.key or "")[:KEY16]
+
+    @property
     def has_file(self) -> bool:
         """Whether the source has a file: imported tokens and former contents have none."""
         return not self.imported and self.former is None
@@ -198,6 +205,11 @@ class Source:
             raise DataError(f"source {self.path}: no way leads from {self.state} to {state}")
         return replace(self, state=state, **changes)
 
+    @property
+    def former_path(self) -> str:
+        """The path under which its content keeps a record once its file has another content."""
+        return f"{self.path}@{self.sha256[:FORMER_DIGITS]}"
+
     def renewed(self, *, size: int, sha256: str, reason: str | None = None) -> Source:
         """Returns this source in its first state, for the given content."""
         formers = self.formers
@@ -215,19 +227,6 @@ class Source:
         )
 
 
-def former_name(sources: Mapping[str, Source], source: Source) -> str:
-    """Returns the path under which a content keeps a record once its file has another content.
-
-    It is unused, or already this content's own.
-    """
-    digits = FORMER_DIGITS
-    while (name := f"{source.path}@{source.sha256[:digits]}") in sources:
-        if sources[name].sha256 == source.sha256:
-            break
-        digits *= 2
-    return name
-
-
 def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
     """Returns the source of one path; None where it is missing or damaged (the loop sets it aside)."""
     try:
@@ -236,7 +235,7 @@ def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
         return None
 
 
-def read_sources(layout: StateLayout, dataset: str, damaged: Damaged | None = None) -> dict[str, Source]:
+def read_sources(layout: StateLayout, dataset: str, damaged: Damaged = ignore) -> dict[str, Source]:
     """Returns every source of the dataset by path; damaged records are left out and passed to `damaged`."""
     return read_records(layout.sources, dataset, Source.from_record, damaged)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import chain, islice
 
-from stoker.corpus.records.index import KEY16, OPEN
 from stoker.corpus.records.receipts import Demand, Receipt, ReceiptState, Unneeded
-from stoker.corpus.records.sources import PUBLISHED, Source
+from stoker.corpus.records.sources import OPEN, PUBLISHED, Source
 from stoker.corpus.schedule.state import Action, Situation
 
 
@@ -227,7 +226,7 @@ def decide_moves(situation: Situation, now: float) -> tuple[Action, ...]:
 
 def _kept_hot(situation: Situation, now: float) -> Iterator[Action]:
     for path in situation.sources.evicting:
-        is_there = str(situation.sources[path].key)[:KEY16] in situation.published
+        is_there = situation.sources[path].key16 in situation.published
         if is_there and situation.allows("evict", path, now):
             yield Action("keep_hot", path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -79,7 +79,7 @@ class Situation:
     to_prove: Collection[str] = ()  # published paths with a request to prove their set
     wanted: frozenset[str] = frozenset()  # paths that the tokenizer is to be trained on
     shelved: frozenset[str] = frozenset()  # paths that the loop no longer works on
-    beyond: Container[str] = frozenset()  # paths that the configured slice of the source leaves out
+    beyond: frozenset[str] = frozenset()  # paths that the configured slice of the source leaves out
     # The only paths whose receipt and record may disagree; None: check all.
     differing: Collection[str] | None = None
     uncertain: bool = False  # the contents of warm are not known now

@@ -143,7 +143,7 @@ def _published_findings(source: Source, records: Records, warm: bool) -> Iterato
     elif source.key != set_key(source.sha256, records.pin.build_id):
         yield f"{source.path}: key {str(source.key)[:16]} is not that of its content and the pinned build"
     if (owner := records.owners.get(source.key, source.path)) != source.path:
-        yield f"{source.path}: its shard set {str(source.key)[:16]} is that of {owner} too"
+        yield f"{source.path}: its shard set {source.key16} is that of {owner} too"
     if source.key is None or source.books is None:
         yield f"{source.path} is {source.state} without key or books"
     elif source.evicted:
