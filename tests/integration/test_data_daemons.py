@@ -32,7 +32,7 @@ from support.halting import halts_at
 from support.litter import litter_requests
 from support.parquet import flip_page, truncate, write_columns, write_fineweb
 from support.pipelines import DataPipeline, Template, make_pipeline
-from support.processes import ENDING_S, wait_gone
+from support.processes import ENDING_S, stop_worker, wait_gone
 from support.waiting import LONG_S, wait_until
 
 HEAVY = re.compile(r"torch|arrow|numpy|tokenizers|xxhash|safetensors")
@@ -438,7 +438,7 @@ class TestStageShard:
     def test_hot_that_is_swapped_for_another_folder_ends_its_lister(self, tmp_path: Path) -> None:
         hot = tmp_path / "hot"
         task = {"role": "hot", "root": str(hot), "dataset": "prose", "owner": "me", "expected": 0}
-        lister = Worker.start("stoker.corpus.staging.lister_worker", task, name="list", keep_open=True)
+        lister = Worker("stoker.corpus.staging.lister_worker", task, name="list", keep_open=True)
         said: list[str] = []
 
         def heard(word: str) -> bool:
@@ -453,7 +453,7 @@ class TestStageShard:
             lister.send({"look": 2})
             wait_until(lister.poll, what="its end")
         finally:
-            lister.stop(5.0)
+            stop_worker(lister, 5.0)
         ended = lister.poll()
         assert ended is not None
         assert (ended.kind, ended.code) == ("failed", 69)

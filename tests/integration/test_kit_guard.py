@@ -28,10 +28,10 @@ from stoker.kit.lock import Lock
 lock_path, report_path, stop_time, *command = sys.argv[1:]
 lock = Lock.acquire(Path(lock_path), purpose="supervisor")
 reading, writing = os.pipe()
-arguments = ["--parent", str(os.getpid()), "--lock-fd", str(lock.fileno()), "--report-fd", str(writing)]
+arguments = [str(os.getpid()), str(lock.fileno()), str(writing), stop_time]
 code = "import sys; from stoker.kit import guard; guard.IDLE_S = 1e6; sys.exit(guard.main(sys.argv[1:]))"
 guard = subprocess.Popen(
-    [sys.executable, "-c", code, *arguments, "--stop-time", stop_time, "--", *command],
+    [sys.executable, "-c", code, *arguments, "--", *command],
     pass_fds=(lock.fileno(), writing), start_new_session=True)
 os.close(writing)
 with open(report_path, "wb", buffering=0) as reports:
@@ -233,8 +233,7 @@ def lock(tmp_path: Path) -> Iterator[Lock]:
 
 
 def run_guard(lock: Lock, report_fd: int, command: list[str], parent: int | None = None) -> int:
-    arguments = ["--parent", str(parent or os.getpid()), "--lock-fd", str(lock.fileno())]
-    arguments += ["--report-fd", str(report_fd), "--stop-time", "5", "--", *command]
+    arguments = [str(parent or os.getpid()), str(lock.fileno()), str(report_fd), "5", "--", *command]
     guard = subprocess.Popen(
         [sys.executable, "-m", "stoker.kit.guard", *arguments],
         pass_fds=(lock.fileno(), report_fd),

@@ -18,7 +18,7 @@ import pytest
 from stoker.kit.process import ProcessId, sample_process
 from stoker.kit.workers.child import LINE_LIMIT
 from stoker.kit.workers.parent import STALL_CPU_S, Bounds, Worker, WorkerExit, WorkerNotStarted
-from support.processes import wait_gone
+from support.processes import stop_worker, wait_gone
 from support.waiting import LONG_S, wait_until
 
 MODULE, WARM = "support.talking_worker", "support.warm_worker"
@@ -31,12 +31,12 @@ def start() -> Iterator[Any]:
 
     def start(task: dict[str, Any], module: str = MODULE, **options: Any) -> Worker:
         options = {"name": "test", "environ": ENVIRON, **options}
-        workers.append(Worker.start(module, task, **options))
+        workers.append(Worker(module, task, **options))
         return workers[-1]
 
     yield start
     for worker in workers:
-        worker.stop(0)
+        stop_worker(worker, 0)
 
 
 def run(worker: Worker, timeout_s: float = LONG_S) -> tuple[WorkerExit, list[dict[str, Any]]]:
@@ -90,7 +90,7 @@ def test_a_segfault_is_killed_by_its_signal_with_the_stack_in_the_last_lines(sta
 def test_a_stop_lets_the_worker_reach_its_safe_point(start: Any) -> None:
     worker = start({"do": "work until stopped"})
     wait_until(worker.messages, what="the first word")
-    ended = worker.stop(10)
+    ended = stop_worker(worker, 10)
     assert ended is not None and (ended.kind, ended.code) == ("failed", 75)
     assert worker.poll() is ended
 
@@ -122,7 +122,7 @@ def test_a_worker_that_waits_for_a_line_hears_the_stop(start: Any) -> None:
     worker = start({"do": "answer"}, keep_open=True)
     worker.send({"ask": 1})
     wait_until(worker.messages)
-    ended = worker.stop(10)
+    ended = stop_worker(worker, 10)
     assert ended is not None and ended.result == {"stopped_after": 1}
 
 
@@ -148,7 +148,7 @@ def test_a_worker_that_does_not_read_never_blocks_the_daemon(start: Any) -> None
 def test_a_message_without_bounds_is_dropped_and_said(start: Any) -> None:
     ended, said = run(start({"do": "long line", "bytes": LINE_LIMIT}))
     assert ended.kind == "finished" and said == []
-    assert any("dropped" in line for line in ended.stderr_tail)
+    assert any("not a message" in line for line in ended.stderr_tail)
 
 
 def test_a_worker_silent_past_its_deadline_ends_with_its_stacks(start: Any) -> None:
@@ -170,7 +170,7 @@ def test_a_worker_dies_with_a_daemon_killed_by_9(tmp_path: Path) -> None:
     code = f"""
 import select, sys
 from stoker.kit.workers.parent import Worker
-worker = Worker.start({MODULE!r}, {{"do": "hang"}}, name="w")
+worker = Worker({MODULE!r}, {{"do": "hang"}}, name="w")
 while not worker.messages(): select.select([worker.fileno()], [], [])
 print(worker.pid, flush=True)
 select.select([], [], [])

@@ -17,6 +17,7 @@ from stoker.kit.workers.parent import Worker
 from support.mounts import apart
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
+from support.processes import stop_worker
 from support.sites import write_site
 from support.waiting import wait_until
 
@@ -259,7 +260,7 @@ class TestLister:
         return {"role": "folder", "root": str(root), **about}
 
     def start(self, root: Path) -> tuple[Worker, dict[str, Any]]:
-        worker = Worker.start(
+        worker = Worker(
             "stoker.corpus.staging.lister_worker",
             self.task(root),
             name="list",
@@ -283,7 +284,7 @@ class TestLister:
             hear(lister, "changed")
             assert look(lister, 4)["files"] == ["late/b.parquet", "sub/a.parquet"]
         finally:
-            lister.stop(5.0)
+            stop_worker(lister, 5.0)
 
     def test_a_root_that_is_removed_or_swapped_is_noticed_and_the_new_one_watched(self, root: Path) -> None:
         lister, _ = self.start(root)
@@ -298,7 +299,7 @@ class TestLister:
             hear(lister, "changed")
             assert look(lister, 4)["files"] == ["sub/a.parquet"]
         finally:
-            lister.stop(5.0)
+            stop_worker(lister, 5.0)
 
     @pytest.mark.parametrize("what", ["instances", "watches"])
     def test_where_no_inotify_is_left_the_folder_is_polled_and_says_why(self, root: Path, what: str) -> None:

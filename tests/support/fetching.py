@@ -14,6 +14,7 @@ from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.kit.workers.parent import Worker, WorkerExit
 from support.loopback_hub import REPO, LoopbackHub
+from support.processes import stop_worker
 from support.waiting import LONG_S, wait_until
 
 MODULE = "stoker.corpus.fetch.fetch_worker"
@@ -67,7 +68,7 @@ class Fetching:
 
     def __init__(self, task: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> None:
         clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
-        self.worker = Worker.start(MODULE, task, name="fetch", environ=clean, keep_open=True)
+        self.worker = Worker(MODULE, task, name="fetch", environ=clean, keep_open=True)
         self.said: list[dict[str, Any]] = []
         self.ended: WorkerExit | None = None
 
@@ -114,7 +115,7 @@ class Fetching:
 
     def stop(self) -> WorkerExit:
         """TERM, and its end."""
-        ended = self.worker.stop(LONG_S)
+        ended = stop_worker(self.worker, LONG_S)
         self.hear()
         assert ended is not None
         return ended

@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.kit.workers.parent import Worker, WorkerExit
 from support.loopback_hub import REPO, LoopbackHub
+from support.processes import stop_worker
 from support.waiting import wait_until
 
 
@@ -31,7 +32,7 @@ def list_hub(
         **changes,
     }
     clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
-    worker = Worker.start("stoker.corpus.source.hub_worker", task, name="hub", environ=clean)
+    worker = Worker("stoker.corpus.source.hub_worker", task, name="hub", environ=clean)
     said: list[dict[str, Any]] = []
 
     def ended() -> WorkerExit | None:
@@ -42,7 +43,7 @@ def list_hub(
     try:
         found = wait_until(ended, what="the hub worker's end")
     finally:
-        worker.stop(0)
+        stop_worker(worker, 0)
     assert found is not None
     return said, found
 

@@ -7,16 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.kit.process import ProcessId, children_tree, signal_process
+from stoker.kit.workers.parent import KILL_WAIT_S, Worker, WorkerExit
 from support.waiting import LONG_S, wait_until
 
 # For what has been told that it ended well: the time to vanish, far less than any stop time.
 ENDING_S = 10.0
 READY = b"event=daemon_ready"  # in the log of a daemon that has started
+
+
+def stop_worker(worker: Worker, grace_s: float) -> WorkerExit | None:
+    """Ask a worker to stop, await its end."""
+    worker.ask_to_stop(grace_s)
+    return worker.wait(time.monotonic() + grace_s + KILL_WAIT_S)
 
 
 @dataclass

@@ -97,10 +97,10 @@ def test_a_disk_that_fails_is_not_the_files_fault(
 ) -> None:
     damage_page(parquet, 0)
 
-    def fail(self: PastCacheFile, target: object) -> int:
+    def fail(self: PastCacheFile, size: int = -1) -> bytes:
         raise OSError(number, "gone")
 
-    monkeypatch.setattr(PastCacheFile, "readinto", fail)
+    monkeypatch.setattr(PastCacheFile, "read", fail)
     with pytest.raises(StorageError) as caught:
         read(parquet)
     assert caught.value.errno == number

@@ -4,42 +4,39 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 
 
 class Backoff:
     """Delays that double from first_s to most_s seconds; each is drawn from the upper half of its step."""
 
     def __init__(self, first_s: float, most_s: float, rng: random.Random | None = None) -> None:
-        if not 0 < first_s <= most_s:
-            raise ValueError(f"a backoff needs 0 < first <= most, not {first_s} and {most_s}")
         self._first_s, self._most_s = first_s, most_s
         self._rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
-        self._step_s = first_s
+        self.failures, self._step_s = 0, first_s
 
     def next(self) -> float:
-        """Returns the seconds to wait before the next attempt."""
+        """Counts a failure; returns the seconds to wait before the next attempt."""
+        self.failures += 1
         step = self._step_s
         self._step_s = min(step * 2, self._most_s)
         return step * self._rng.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Starts over at first_s after a success."""
-        self._step_s = self._first_s
+        self.failures, self._step_s = 0, self._first_s
 
 
 class Retries:
     """Retry delays by subject: exponential, with jitter, forgotten on success."""
 
-    def __init__(self, *, first_s: float = 0.5, last_s: float = 60.0) -> None:
-        self._bounds = first_s, last_s
-        self._failed: dict[str, tuple[int, Backoff]] = {}
+    def __init__(self) -> None:
+        self._failed: defaultdict[str, Backoff] = defaultdict(lambda: Backoff(0.5, 60.0))
         self.not_before: dict[str, float] = {}
 
     def failed(self, subject: str) -> float:
         """Counts a failure; returns the seconds until the next attempt."""
-        count, backoff = self._failed.get(subject) or (0, Backoff(*self._bounds))
-        self._failed[subject] = count + 1, backoff
-        wait_s = backoff.next()
+        wait_s = self._failed[subject].next()
         self.retry_in(subject, wait_s)
         return wait_s
 
@@ -52,7 +49,7 @@ class Retries:
 
     def failures(self, subject: str) -> int:
         """Returns the number of failures of the subject in a row."""
-        return self._failed[subject][0] if subject in self._failed else 0
+        return self._failed[subject].failures if subject in self._failed else 0
 
     def succeeded(self, subject: str) -> None:
         self._failed.pop(subject, None)

@@ -1,6 +1,6 @@
 """The process between a supervisor and its trainer: prevents orphans and a second trainer of the same run.
 
-    python -m stoker.kit.guard --parent PID --lock-fd N --report-fd N --stop-time S -- CMD...
+    python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME -- CMD...
 
 The guard is the subreaper of every process that CMD starts, in any session, and keeps the lock's descriptor
 open until its tree is empty. On SIGTERM, when its parent ends, and after CMD ends, the guard stops the
@@ -17,7 +17,6 @@ Standard library only, and small: the guard must outlive the failures that it gu
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -31,6 +30,7 @@ from typing import Any
 from stoker.kit.exec import launch_command, set_child_subreaper, set_death_signal
 from stoker.kit.process import ProcessId, children_tree, readable, signal_process
 
+USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME -- CMD [ARGUMENT...]"
 IDLE_S = 5.0  # between two checks of the parent, in case its death signal gets lost
 STOPPING_S = 0.2  # between two searches for processes that have not had their TERM
 KILLING_S = 0.05  # between two rounds of KILL
@@ -148,35 +148,19 @@ def _wake_on_signals(on_stop: Any) -> int:
     return reading
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Returns the parsed command line; exits 64 when it is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m stoker.kit.guard", exit_on_error=True)
-    parser.add_argument("--parent", type=int, required=True, help="the pid whose end is the tree's end")
-    parser.add_argument("--lock-fd", type=int, required=True, help="kept open until the tree is empty")
-    parser.add_argument("--report-fd", type=int, required=True)
-    parser.add_argument("--stop-time", type=float, required=True, help="seconds from TERM to KILL")
-    parser.add_argument("command", nargs="+")
-    try:
-        return parser.parse_args(argv)
-    except SystemExit as error:
-        raise SystemExit(64 if error.code else 0) from None
-
-
 def main(argv: list[str]) -> int:
     """Runs the guard; returns its exit code."""
-    options = parse(argv)
-    for descriptor in (options.lock_fd, options.report_fd):
+    if len(argv) < 6 or argv[4] != "--":
+        print(USAGE, file=sys.stderr)
+        return 64
+    parent, lock_fd, report_fd = map(int, argv[:3])
+    stop_time_s, command = float(argv[3]), argv[5:]
+    for descriptor in (lock_fd, report_fd):
         os.set_inheritable(descriptor, False)  # for the guard alone: the trainer must not hold its own lock
-    os.set_blocking(options.report_fd, False)
+    os.set_blocking(report_fd, False)
     if os.getsid(0) != os.getpid():
         os.setsid()
-    guard = Guard(
-        options.command,
-        options.report_fd,
-        lock_fd=options.lock_fd,
-        parent=options.parent,
-        stop_time_s=options.stop_time,
-    )
+    guard = Guard(command, report_fd, lock_fd=lock_fd, parent=parent, stop_time_s=stop_time_s)
     set_child_subreaper()
     set_death_signal(signal.SIGTERM)
     return guard.run()

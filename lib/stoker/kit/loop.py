@@ -16,7 +16,7 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -104,9 +104,11 @@ class Watch:
                 self._observer = self._observe()
             except OSError as error:
                 self.polling = _LIMITS.get(error.errno or 0, error.strerror or str(error))
+            except RuntimeError as error:  # no thread can be started: a limit on threads, or memory
+                self.polling = str(error)
 
     def _observe(self) -> BaseObserver:
-        """Makes inotify report the directory; a failure raises OSError and leaves no thread or descriptor."""
+        """Makes inotify report the directory; a failure leaves no thread or descriptor."""
         # Imported late because a daemon says READY before it needs inotify; and only inotify, not the
         # observers of other platforms.
         from watchdog import events  # noqa: PLC0415
@@ -120,30 +122,18 @@ class Watch:
         kinds = [events.FileCreatedEvent, events.FileMovedEvent, events.FileDeletedEvent]
         kinds += [events.FileClosedEvent]
         kinds += [events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent]
-        with _threads_short():
-            threading.Thread(target=int, daemon=True).start()  # without it, an observer leaks descriptors
-            observer = InotifyObserver()
+        threading.Thread(target=int, daemon=True).start()  # without it, an observer leaks descriptors
+        observer = InotifyObserver()
         try:
-            with _threads_short():
-                where = os.fspath(self.directory)
-                observer.schedule(handler, where, recursive=self._tree, event_filter=kinds)
-                observer.start()
-        except OSError:
+            observer.schedule(handler, os.fspath(self.directory), recursive=self._tree, event_filter=kinds)
+            observer.start()
+        except (OSError, RuntimeError):
             observer.stop()  # frees its thread and descriptors: retries have no end
             raise
         return observer
 
     def _dispatch(self, event: FileSystemEvent) -> None:
         self._changed([Path(os.fsdecode(path)).name for path in (event.src_path, event.dest_path) if path])
-
-
-@contextlib.contextmanager
-def _threads_short() -> Iterator[None]:
-    """Turns the RuntimeError of a thread that cannot be started (limit on threads, memory) into OSError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise OSError(errno.EAGAIN, str(error)) from error
 
 
 def _signature(directory: Path) -> Signature | None:

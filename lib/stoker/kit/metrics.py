@@ -134,12 +134,6 @@ def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tup
 class _Handler(prometheus_client.MetricsHandler):
     timeout = CLIENT_TIMEOUT_S
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
-        if self.path.split("?", 1)[0] == "/metrics":
-            super().do_GET()
-        else:
-            self.send_error(404, "Only /metrics is here")
-
 
 class _Server(socketserver.ThreadingTCPServer):
     """Answers scrapes from a thread.

@@ -25,7 +25,6 @@ ALIGNMENT = 4096
 CHUNK = 4 << 20  # at 4 MiB a direct read or write costs no more than its bytes, on disks and over a network
 PART = ".part-"  # prefix of the name of an unfinished copy
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
-_BUFFER_BYTES = 1 << 20
 HASH_BUFFER_BYTES = 2 << 20
 
 Progress = Callable[[int], None]
@@ -50,7 +49,7 @@ class DirectReader:
         self.done = start
         self._descriptor = descriptor
         if self.cached:
-            self._forget()
+            _forget(self._descriptor)
 
     def chunks(self, buffer: memoryview, end: int | None = None) -> Iterator[memoryview]:
         """Yields the bytes up to `end` or the file's end, each chunk valid until the next; raises OSError."""
@@ -66,7 +65,7 @@ class DirectReader:
             with buffer[skip : skip + got] as chunk:
                 yield chunk
             if self.cached:
-                self._forget()
+                _forget(self._descriptor)
 
     def _read(self, buffer: memoryview, offset: int) -> int:
         try:
@@ -76,53 +75,23 @@ class DirectReader:
                 raise
         self.cached = True  # the file system accepted the flag and refuses the read
         _set_direct(self._descriptor, on=False)
-        self._forget()
+        _forget(self._descriptor)
         return os.preadv(self._descriptor, [buffer], offset)
 
-    def _forget(self) -> None:
-        with contextlib.suppress(OSError):  # advice only; a pipe takes none
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
-
-class PastCacheFile(io.RawIOBase):
-    """A file read past the page cache, for decoders that want a file object.
-
-    Read-only; each read fills what was asked for unless the file ends. Raises OSError."""
+class PastCacheFile(io.FileIO):
+    """A file whose pages leave the page cache after each read, for decoders that want a file object."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))  # page-aligned, as O_DIRECT demands
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._reader = DirectReader(self._descriptor)
-        self._position = 0
+        super().__init__(path)
+        # What the kernel would read ahead would be dropped unused.
+        os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        _forget(self.fileno())
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        size = os.fstat(self._descriptor).st_size
-        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: size}[whence] + offset
-        return self._position
-
-    def readinto(self, target: Any) -> int:
-        """Fill target from the current position; returns the bytes read, fewer only at the file's end."""
-        view = memoryview(target).cast("B")
-        begin = self._reader.done = self._position
-        for chunk in self._reader.chunks(self._buffer, begin + len(view)):
-            view[self._position - begin : self._reader.done - begin] = chunk
-            self._position = self._reader.done
-        return self._position - begin
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(-1 if size is None else size)
+        _forget(self.fileno())
+        return data
 
 
 class DirectWriter:
@@ -153,8 +122,7 @@ class DirectWriter:
     def commit(self) -> None:
         """Makes the appended bytes durable and drops them from the page cache."""
         os.fsync(self._descriptor)
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        _forget(self._descriptor)
 
 
 class Hasher(Protocol):
@@ -277,3 +245,9 @@ def _set_direct(descriptor: int, *, on: bool) -> bool:
             raise
         return False
     return True
+
+
+def _forget(descriptor: int) -> None:
+    """Drops the file's clean pages from the page cache."""
+    with contextlib.suppress(OSError):  # advice only; a pipe takes none
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -24,19 +24,14 @@ DIR_MODE = 0o750
 TEMPORARY = ".tmp-"
 # A pid has at most 7 digits: PID_MAX_LIMIT.
 _TEMPORARY = re.compile(r"\.tmp-.+-([0-9]{1,7})-[^-]+", re.DOTALL)
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PathEscapes(DataError):
     """A relative path leads out of its directory."""
 
 
-class Linked(StorageError):
-    """A name below the root is a symbolic link, or was replaced by one."""
-
-
-class NotRegular(StorageError):
-    """The file to read is a folder, a device or a pipe."""
+class NotPlain(StorageError):
+    """A name below the root is a symbolic link, or what is to be read is no folder or regular file."""
 
 
 def canonical_json(obj: Any) -> bytes:
@@ -186,39 +181,28 @@ def inside(root: Path, relative: str) -> Path:
 def folder_beneath(root: Path, relative: str) -> Iterator[int]:
     """Opens the folder `relative` below root (root itself for "") for the length of a block.
 
-    Raises Linked where a name in the path is a link, PathEscapes where the path leaves root, else OSError.
+    Raises NotPlain where a name in the path is a link, PathEscapes where the path leaves root, else OSError.
     """
     parts = inside(root, relative).relative_to(root).parts if relative else ()
     with contextlib.ExitStack() as stack:
         at = stack.enter_context(opened(root, os.O_RDONLY | os.O_DIRECTORY))
         for number, part in enumerate(parts):
-            try:
-                below = os.open(part, _FOLDER, dir_fd=at)
-            except OSError as error:
-                _insist_on_no_link(part, at, root / Path(*parts[: number + 1]), error)
-                raise
-            stack.callback(os.close, below)
-            at = below
+            at = _open_below(at, part, os.O_DIRECTORY, root / Path(*parts[: number + 1]))
+            stack.callback(os.close, at)
         yield at
 
 
 @contextlib.contextmanager
 def file_beneath(root: Path, relative: str) -> Iterator[int]:
-    """Opens a regular file below root for reading. Raises as folder_beneath, and NotRegular."""
+    """Opens a regular file below root for reading. Raises as folder_beneath."""
     pure = PurePosixPath(inside(root, relative).relative_to(root))
     folder = "" if pure.parent == PurePosixPath() else str(pure.parent)
     with folder_beneath(root, folder) as at:
-        try:
-            # Without O_NONBLOCK the open of a pipe would block without limit.
-            descriptor = os.open(
-                pure.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at
-            )
-        except OSError as error:
-            _insist_on_no_link(pure.name, at, root / pure, error)
-            raise
+        # Without O_NONBLOCK the open of a pipe would block without limit.
+        descriptor = _open_below(at, pure.name, os.O_NONBLOCK, root / pure)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotRegular(f"{root / pure} is not a regular file; move it out of the folder")
+            raise NotPlain(f"{root / pure} is not a regular file; move it out of the folder")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -280,14 +264,14 @@ def _is_leftover(entry: os.DirEntry[str]) -> bool:
     return pid == os.getpid()
 
 
-def _insist_on_no_link(name: str, at: int, path: Path, error: OSError) -> None:
+def _open_below(folder: int, name: str, flags: int, path: Path) -> int:
     try:
-        linked = stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
-    except OSError:  # then the caller raises the first error
-        return
-    if linked:
-        raise Linked(
-            f"{path} is a symbolic link, and nothing is read through one: put the file there, or name the "
-            "folder it leads to",
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):  # the second one where a folder is asked for
+            raise
+        raise NotPlain(
+            f"{path} is a symbolic link or no folder, and nothing is read through a link: put the file "
+            "there, or name the folder it leads to",
             error.errno,
         ) from error

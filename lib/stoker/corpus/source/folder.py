@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from stoker.config.origins import compile_glob
 from stoker.corpus.http.remote_file import printable
-from stoker.store.files import Linked, folder_beneath
+from stoker.store.files import NotPlain, folder_beneath
 from stoker.store.layout import OWNER_LOCKS
 
 IGNORED_SUFFIXES = (".incomplete", ".part", ".tmp")
@@ -100,7 +100,7 @@ def look_through(
                 tick()
                 with os.scandir(opened) as entries:
                     found, below = _sort_out(entries, folder, selection)
-        except Linked:  # a folder when its parent was listed
+        except NotPlain:  # a folder when its parent was listed
             yield PassedOver("refused", folder, LINK)
         except OSError as error:
             if not folder:

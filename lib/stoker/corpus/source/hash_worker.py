@@ -17,7 +17,7 @@ from stoker.corpus.source.idle_io import Background, give_way
 from stoker.kit.workers.child import Report, paced, run_worker
 from stoker.store.direct import hash_opened
 from stoker.store.errors import storage_errors
-from stoker.store.files import Linked, NotRegular, file_beneath
+from stoker.store.files import NotPlain, file_beneath
 
 
 class _GrownError(Exception):
@@ -58,7 +58,7 @@ def hash_unchanged(
             with file_beneath(root, path) as again:
                 if not _look(file) == _look(again) == looked_at or found.size != task["size"]:
                     return {"status": "changed"}
-    except (_GrownError, Linked, NotRegular):
+    except (_GrownError, NotPlain):
         return {"status": "changed"}
     except FileNotFoundError:
         return {"status": "missing"}

@@ -35,46 +35,26 @@ from stoker.store.record import parse_json
 PARENT_VARIABLE = "STOKER_WORKER_PARENT"
 EVERY_S = 0.5  # between two messages about progress: a daemon reads them at any transfer speed
 ALIVE_EVERY_S = 5.0  # a worker silent for too long is judged hung
-LINE_LIMIT = 4 << 20  # bytes of one message, in either direction; the reader drops a longer message
+LINE_LIMIT = 4 << 20  # bytes of one message, in either direction; a longer message is cut, and so is none
 
 
 class LineBuffer:
-    """Collects bytes and returns whole lines; a line longer than `limit` bytes is dropped and counted."""
+    """Cuts a byte stream into lines as its pieces arrive; of a longer line only `limit` bytes are kept."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.dropped = 0
-        self._partial = bytearray()
-        self._skipping = False  # inside a line already found to be too long
+        self._partial = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Takes the next bytes; returns the lines that they complete, without newlines."""
-        lines: list[bytes] = []
-        *whole, rest = data.split(b"\n")
-        for piece in whole:
-            self._add(piece)
-            if not self._skipping:
-                lines.append(bytes(self._partial))
-            self._partial.clear()
-            self._skipping = False
-        self._add(rest)
-        return lines
+        *lines, rest = (self._partial + data).split(b"\n")
+        self._partial = rest[: self.limit]
+        return [line[: self.limit] for line in lines]
 
     def finish(self) -> list[bytes]:
         """Returns the text after the last newline, once the stream has ended."""
-        rest = [bytes(self._partial)] if self._partial and not self._skipping else []
-        self._partial.clear()
-        return rest
-
-    def _add(self, piece: bytes) -> None:
-        if self._skipping:
-            return
-        if len(self._partial) + len(piece) > self.limit:
-            self.dropped += 1
-            self._skipping = True
-            self._partial.clear()
-        else:
-            self._partial += piece
+        rest, self._partial = self._partial, b""
+        return [rest] if rest else []
 
 
 class WorkerStopped(BaseException):

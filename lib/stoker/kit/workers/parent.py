@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from stoker.kit.process import readable, sample_process, signal_name
 from stoker.kit.workers.pipes import Pipes, WorkerNotStarted, launch
@@ -84,7 +83,23 @@ class Worker:
     the next; its bounds hold only while it is at work.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], *, keep_open: bool) -> None:
+    def __init__(
+        self,
+        module: str,
+        task: Mapping[str, Any],
+        *,
+        name: str,
+        bounds: Bounds = NO_BOUNDS,
+        environ: Mapping[str, str] | None = None,
+        keep_open: bool = False,
+    ) -> None:
+        """Starts `python -m module` with the task as its first input line.
+
+        keep_open leaves its input open for send() and give(). Raises WorkerNotStarted where the system has no
+        room for another process.
+        """
+        assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
+        process = launch(module, name, environ or {})
         self.pid = process.pid
         self.at_work = False
         self._process = process
@@ -102,27 +117,7 @@ class Worker:
         self._messages: list[dict[str, Any]] = []
         self._pidfd = os.pidfd_open(process.pid)
         self._pipes = Pipes(process, pidfd=self._pidfd, keep_open=keep_open)
-
-    @classmethod
-    def start(
-        cls,
-        module: str,
-        task: Mapping[str, Any],
-        *,
-        name: str,
-        bounds: Bounds = NO_BOUNDS,
-        environ: Mapping[str, str] | None = None,
-        keep_open: bool = False,
-    ) -> Self:
-        """Starts `python -m module` with the task as its first input line.
-
-        keep_open leaves its input open for send() and give(). Raises WorkerNotStarted where the system has no
-        room for another process.
-        """
-        assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
-        worker = cls(launch(module, name, environ or {}), keep_open=keep_open)
-        worker.give(task, bounds=bounds)
-        return worker
+        self.give(task, bounds=bounds)
 
     def give(self, task: Mapping[str, Any], *, bounds: Bounds = NO_BOUNDS) -> None:
         """Gives the worker a task; poll() enforces the bounds."""
@@ -200,11 +195,6 @@ class Worker:
             self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + grace_s)
             self._signal_group(signal.SIGTERM)
 
-    def stop(self, grace_s: float) -> WorkerExit | None:
-        """Sends TERM, then KILL after grace_s, and waits; None if the kernel does not end the process."""
-        self.ask_to_stop(grace_s)
-        return self.wait(time.monotonic() + grace_s + KILL_WAIT_S)
-
     def wait(self, until: float) -> WorkerExit | None:
         """Waits until monotonic time `until` for the end of a worker that was asked to stop."""
         while (ended := self.poll()) is None and (now := time.monotonic()) < until:
@@ -217,10 +207,6 @@ class Worker:
         if self._killed_at is None or self._exit is not None:
             return 0.0
         return (time.monotonic() if now is None else now) - self._killed_at
-
-    def forgive_silence(self) -> None:
-        """Restarts the time of silence: the daemon did not listen until now."""
-        self._last_word = time.monotonic()
 
     def _look(self, now: float) -> Bound | None:
         """Returns the exceeded bound, measured from outside: a worker that holds the GIL cannot report."""

@@ -106,12 +106,7 @@ class Pipes:
 
     def finish(self) -> list[bytes]:
         """Returns the last lines of a worker that ended, including a line without a newline."""
-        lines = self.read() + self._out_lines.finish()
-        if self._out_lines.dropped:
-            self.stderr_tail.append(
-                f"{self._out_lines.dropped} messages longer than {LINE_LIMIT} bytes dropped"
-            )
-        return lines
+        return self.read() + self._out_lines.finish()
 
     def close(self) -> None:
         """Closes everything but the epoll, which stays open and silent until this object is deleted.

@@ -18,7 +18,6 @@ POOL_VARIABLE = "STOKER_CREW"  # names the pool, so that its workers are found a
 STOP_GRACE_S = 5.0
 LOOK_S = 1.0  # between two checks of the workers' bounds
 IDLE_S = 60.0  # how long an idle worker is kept for the next task of its module
-DEAF_S = 30.0  # after so long without listening, a daemon cannot judge which worker was silent
 ABANDONED = "abandoned"  # the activity shown for a subject whose worker the kernel does not let go
 LEFTOVERS_END_S = 20.0
 
@@ -109,7 +108,6 @@ class WorkerPool(Generic[F]):
         self._most_rss_bytes, self._recycle_rss_bytes = most_rss_bytes, recycle_rss_bytes
         self._jobs: dict[str, Job[F]] = {}
         self._idle: list[_Idle] = []
-        self._heard_at = time.monotonic()
 
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
         """Gives a task to an idle worker if the activity is reusable, else to a new worker."""
@@ -118,7 +116,7 @@ class WorkerPool(Generic[F]):
         bounds = Bounds(activity.silent_s, activity.stall_s, most_rss_bytes)
         worker = self._take_idle(activity.module) if activity.is_reusable else None
         if worker is None:
-            worker = Worker.start(
+            worker = Worker(
                 activity.module,
                 task,
                 name=f"{activity.kind} {subject}",
@@ -189,10 +187,7 @@ class WorkerPool(Generic[F]):
         A finished task of a reusable worker counts as an end.
         """
         now = time.monotonic()
-        deaf, self._heard_at = now - self._heard_at > DEAF_S, now
         for job in list(self._jobs.values()):
-            if deaf:
-                job.worker.forgive_silence()
             messages, ended = job.worker.hear(now)
             if ended is not None:
                 self._waiter.remove_fd(job.worker.fileno())

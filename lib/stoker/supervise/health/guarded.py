@@ -50,13 +50,7 @@ class GuardedTrainer:
         self._socket.bind(str(notify_socket))
         self._reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writing, True)
-        options = {
-            "--parent": os.getpid(),
-            "--lock-fd": lock.fileno(),
-            "--report-fd": writing,
-            "--stop-time": stop_time_s,
-        }
-        words = [str(word) for option in options.items() for word in option]
+        words = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s))
         try:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "stoker.kit.guard", *words, "--", *command],
