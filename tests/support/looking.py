@@ -135,7 +135,6 @@ class FakeRun:
     """Plans, trains, seals and rolls back on paper, and remembers what each step of each timeline read."""
 
     site: Site
-    log_every: int = 1
     timeline: int = 0
     step: int = 0
     steps: dict[tuple[int, int], list[Window]] = field(default_factory=dict)
@@ -205,16 +204,15 @@ class FakeRun:
             key = (self.timeline, self.step)
             self.steps[key] = taken
             self.positions[key] = [taken[-1][0], taken[-1][1] + 1]
-            if self.step % self.log_every == 0:
-                row = {
-                    "step": self.step,
-                    "timeline": self.timeline,
-                    "loss": 1.0,
-                    "tokens": self.tokens,
-                    "position": self.positions[key],
-                }
-                with self.run.metrics.open("a") as log:
-                    log.write(json.dumps(row) + "\n")
+            row = {
+                "step": self.step,
+                "timeline": self.timeline,
+                "loss": 1.0,
+                "tokens": self.tokens,
+                "position": self.positions[key],
+            }
+            with self.run.metrics.open("a") as log:
+                log.write(json.dumps(row) + "\n")
 
     def seal(self, **changes: Any) -> Path:
         """Seal a checkpoint of where the run is."""

@@ -151,7 +151,6 @@ class TrainerRun:
             "dtype": "uint16",
             "eot": 0,
             "heldout": {"file": "heldout.bin", "sha256": hashlib.sha256(held).hexdigest(), "windows": 6},
-            "log_every": 1,
             "run_record": {"v": 1, "run": "main", "run_id": "run-1"},
         }
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.quarantine.directory import mark
+from stoker.corpus.quarantine.directory import DROP, RELEASE, REVALIDATE, mark
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action
-from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
 from stokerd.sharding.activities import quarantine
 from stokerd.sharding.activities.quarantine import SUBJECT, next_look
 from stokerd.sharding.record_actions import take

@@ -10,7 +10,6 @@ import pytest
 
 from stoker.corpus.records.sources import Source, SourceState
 from stoker.corpus.staging.finding import Finding
-from stoker.shards.audit.recheck import BY_ITSELF, released
 from stoker.shards.audit.recheck_worker import main as look
 from stoker.store.errors import UnavailableError
 from support.builds import Recorder
@@ -113,6 +112,6 @@ def source(state: SourceState, reason: str | None = None, sha256: str = "5" * 64
     return Source("prose", "a", 9, sha256, state=state, reason=reason, attempts=3, deaths=(1, 1))
 
 
-def test_a_released_source_begins_anew_and_its_record_says_why() -> None:
-    anew = released(source("quarantined", "page_corrupt"), BY_ITSELF)
-    assert (anew.state, anew.attempts, anew.deaths, anew.sha256) == ("seen", 0, (), "5" * 64)
+def test_a_source_that_is_judged_again_has_neither_attempts_nor_deaths() -> None:
+    again = source("quarantined", "page_corrupt").renewed(size=9, sha256="5" * 64)
+    assert (again.state, again.attempts, again.deaths, again.sha256) == ("seen", 0, (), "5" * 64)

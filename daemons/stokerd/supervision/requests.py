@@ -12,10 +12,9 @@ from typing import Any
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.mirror.layout import Mirrored, fallback
 from stoker.checkpoints.retention import abandoned, find_checkpoints
-from stoker.corpus.quarantine.directory import read_quarantine
+from stoker.corpus.quarantine.directory import DROP, read_quarantine
 from stoker.kit.events import Alerts
 from stoker.plan.timelines import Timeline, ancestry
-from stoker.shards.audit.recheck import DROP
 from stoker.shards.format.identity import set_key
 from stoker.store.errors import DataError, StorageError, Transient
 from stoker.store.files import remove_tree

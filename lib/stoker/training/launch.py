@@ -14,7 +14,7 @@ from stoker.store.record import read_record
 # Fields of the launch record that are passed on as they are.
 _AS_WRITTEN = (
     *("run", "run_id", "timeline", "config_digest", "seed", "steps", "seq_len", "global_batch", "precision"),
-    *("deterministic", "model", "optimizer", "schedule", "vocab_size", "dtype", "log_every", "run_record"),
+    *("deterministic", "model", "optimizer", "schedule", "vocab_size", "dtype", "run_record"),
 )
 
 
@@ -59,7 +59,6 @@ class Launch:
     vocab_size: int
     dtype: str
     heldout: Heldout | None
-    log_every: int
     run_record: Mapping[str, Any]
 
 

@@ -121,17 +121,16 @@ class Training:
             "tokens_per_s": round(speed, 1),
             "data_wait_s": round(waited, 6),
         }
-        if step % self.launch.log_every == 0 or step == self.launch.steps:
-            self.metrics.append(
-                {
-                    "step": step,
-                    "loss": result.loss,
-                    "tokens": self.progress.tokens,
-                    "position": batch.position.as_list(),
-                    **told,
-                    "time": utc_now(),
-                }
-            )
+        self.metrics.append(
+            {
+                "step": step,
+                "loss": result.loss,
+                "tokens": self.progress.tokens,
+                "position": batch.position.as_list(),
+                **told,
+                "time": utc_now(),
+            }
+        )
         self.protocol.tell(**self._words(), **told)
 
     def _micro_batches(self, batch: Batch) -> list[Tensor]:

@@ -8,24 +8,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from stoker.corpus.quarantine.directory import Kept, drops, due, findings, read_quarantine, refusal
-from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.finding import Finding
-from stoker.kit.workers.pool import Job
-from stoker.shards.audit.recheck import (
-    BY_ITSELF,
+from stoker.corpus.quarantine.directory import (
     DROP,
-    FORCED,
     RELEASE,
     REVALIDATE,
-    fetch_again,
-    look_task,
-    released,
+    Kept,
+    drops,
+    due,
+    findings,
+    read_quarantine,
+    refusal,
 )
-from stoker.store.layout import StateLayout
+from stoker.corpus.records.sources import Source
+from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.staging.disk_contents import parquet_name
+from stoker.corpus.staging.finding import Finding
+from stoker.kit.workers.pool import Job
+from stoker.shards.format.pinned import filters_asked
+from stoker.store.files import TEMPORARY
+from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
 from stoker.store.record import utc_now
-from stoker.store.requests import Request
+from stoker.store.requests import Request, file_request
 from stokerd.sharding.activities.base import ShardActivity, Work, dispute, marks
 from stokerd.sharding.effects import Answer, Begin, DropFinding, Effect, MarkFinding, StartOver, Write, event
 
@@ -139,7 +142,8 @@ def _release(state: State, request: Request) -> Mapping[str, Any] | None:
     if (request.condition or {}).get("sha256", kept.sha256) != kept.sha256:
         return {"refused": f"{kept.path} is not the file that was meant: its sha256 is {kept.sha256[:16]}"}
     if source is not None and source.never_came:
-        return fetch_again(state.context.layout, kept.path)
+        file_request(state.context.layout, DOWNLOAD_WATCHDOG, "fetch", {"path": kept.path, "sha256": None})
+        return {"fetching": kept.path, "why": "the download watchdog is asked to fetch it; then it is built"}
     return None
 
 
@@ -211,9 +215,23 @@ def _begin(state: State, _subject: str) -> Iterator[Effect]:
     if (found := next_look(state)) is not None:
         kept, is_forced = found
         source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
-        task = look_task(state.pipeline, kept, source, receipt, decode=not is_forced)
+        copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
+        folder, pipeline = state.context.layout.quarantine / kept.name, state.pipeline
+        task = {
+            "home": str(pipeline.source_home),
+            "origin": None if receipt is None else receipt.file,
+            "kept": str(folder / copies[0]) if copies else None,
+            "target": str(pipeline.hot_layout.parquet / parquet_name(source)),
+            "size": source.size,
+            "sha256": source.sha256,
+            "text_column": pipeline.dataset.text_column,
+            "columns": filters_asked(pipeline).columns(),
+            "floor": pipeline.stage.free_floor,
+            "decode": not is_forced,
+            "disks": marks(state.hot),
+        }
         work = RecheckWork(kept=kept, source=source, is_forced=is_forced)
-        yield Begin(RECHECK, SUBJECT, {**task, "disks": marks(state.hot)}, work)
+        yield Begin(RECHECK, SUBJECT, task, work)
 
 
 def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
@@ -229,10 +247,11 @@ def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[E
         state.retries.succeeded(f"{SUBJECT} {kept.name}")
     match verdict:
         case "good":
-            why = FORCED if work.is_forced else BY_ITSELF
+            why = "by hand, without a look at it" if work.is_forced else "it decodes and hashes well now"
+            reason = f"released from quarantine: {why}"
             state.records.convicted.pop(source.path, None)
             state.retries.succeeded(source.path)
-            yield Write(released(source, why))
+            yield Write(source.renewed(size=source.size, sha256=source.sha256, reason=reason))
             yield from mark_released(kept, why)
             yield from _answer(state, kept, "good", {"released": kept.path, "why": why})
         case "bad" | "gone":

@@ -11,8 +11,7 @@ import click
 from stoker.cli.ask_daemon import ask
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
 from stoker.config.schema import Pipeline
-from stoker.corpus.quarantine.directory import KINDS, Kept, read_quarantine
-from stoker.shards.audit.recheck import DROP, RELEASE, REVALIDATE
+from stoker.corpus.quarantine.directory import DROP, KINDS, RELEASE, REVALIDATE, Kept, read_quarantine
 from stoker.store.errors import UsageError
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 

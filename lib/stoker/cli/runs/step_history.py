@@ -13,12 +13,12 @@ from typing import Literal
 from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import DATA_EXHAUSTED, read_plan
-from stoker.plan.positions import START, Accounts, Position, advance, after, left_after, linear, take
+from stoker.plan.positions import START, Accounts, Position, after, left_after, linear, take
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError, UsageError
 from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.audit.audit_rows import read_rows
-from stoker.supervise.run.launch_record import Makers, read_launches
+from stoker.supervise.run.launch_record import read_launches
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,6 @@ class History:
         known = sorted({**sealed, **made, 0: START}.items())
         self.marks = [Mark(step, place, linear(self.plan, place)) for step, place in known]
         launches = read_launches(run.launches)[0]
-        self._makers = Makers(launches, self.timelines, self.timeline)
         launched = launches[-1].settings if launches else {}
         self.global_batch = int(launched.get("global_batch") or 1)
         self.steps = int(launched.get("steps") or 0)
@@ -118,8 +117,8 @@ class History:
         found = bisect_left(self.marks, number, key=lambda mark: mark.step)
         if found == len(self.marks):
             raise UsageError(self._not_made(number))
-        first = self.marks[found - 1].step
-        begins, ends = self._places(found)[number - first - 1 : number - first + 1]
+        before, mark = self._step_at(found)
+        begins, ends = before.position, mark.position
         windows = self._accounts.applied(ends) - self._accounts.applied(begins)
         pieces = take(self.plan, begins, windows, self.skips)
         assert pieces is not None  # `linear` found the mark's position inside the plan
@@ -134,9 +133,8 @@ class History:
         if self._accounts.applied(Position(entry, offset + 1)) == self._accounts.applied(position):
             return Use("skipped")
         if place < self.last.windows:
-            found = bisect_right(self.marks, place, key=lambda mark: mark.windows)
-            ends = [linear(self.plan, one) for one in self._places(found)[1:]]
-            step = self.marks[found - 1].step + 1 + bisect_right(ends, place)
+            _, mark = self._step_at(bisect_right(self.marks, place, key=lambda mark: mark.windows))
+            step = mark.step
             return Use("applied", step, self._made_on(step), step <= self.sealed)
         ahead = left_after(self.plan, self.last.position, self.skips)
         before = ahead - left_after(self.plan, position, self.skips)
@@ -151,26 +149,15 @@ class History:
         """Returns the timeline that made a step of this history: the oldest not given up before it."""
         return min(number for number, upto in self._line if upto is None or step <= upto)
 
-    def _places(self, found: int) -> list[Position]:
-        """Returns the positions from `marks[found - 1]` to `marks[found]`: the first and after each step.
-
-        For steps without a row, positions are computed from the batch sizes of their launches.
-        """
+    def _step_at(self, found: int) -> tuple[Mark, Mark]:
+        """Returns the marks before and after the step of `marks[found]`; raises DataError for lost rows."""
         before, mark = self.marks[found - 1], self.marks[found]
-        places: list[Position | None] = [before.position]
-        if mark.step == before.step + 1:
-            return [before.position, mark.position]
-        for step in range(before.step + 1, mark.step + 1):
-            launch, last = self._makers.of(step), places[-1]
-            batch = int(launch.settings["global_batch"]) if launch is not None else self.global_batch
-            places.append(None if last is None else advance(self.plan, last, batch, self.skips))
-        known = [place for place in places if place is not None]
-        if len(known) < len(places) or linear(self.plan, known[-1]) != mark.windows:
+        if mark.step != before.step + 1:
             raise DataError(
-                f"{self.run.metrics}: no row between steps {before.step} and {mark.step}, and no record of "
-                "how many windows each step took; `stoker audit` says what is missing"
+                f"{self.run.metrics}: no row between steps {before.step} and {mark.step}; "
+                "`stoker audit` says what is missing"
             )
-        return known
+        return before, mark
 
     def _not_made(self, number: int) -> str:
         told = f"run {self.run.root.name} has come to step {self.last.step} of timeline {self.timeline}"

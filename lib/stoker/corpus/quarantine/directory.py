@@ -25,6 +25,7 @@ from stoker.store.record import RecordDamaged, read_record, utc_now, write_recor
 
 REASON = "reason.json"
 KINDS = ("parquet", "shards", "record", "checkpoint")
+RELEASE, DROP, REVALIDATE = "release_quarantined", "drop_quarantined", "revalidate"  # the requests about it
 
 
 @dataclass(frozen=True)

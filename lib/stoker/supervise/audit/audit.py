@@ -111,7 +111,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
         if where.exists():  # else pruned meanwhile
             view.add(where, wrong)
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
-    ground = Ground(view.plan, view.timelines, sealed, view.log_every, launches)
+    ground = Ground(view.plan, view.timelines, sealed, launches)
     wrong = row_findings(rows, ground)
     if (more := len(wrong) - MOST_ROW_FINDINGS) > 0:
         wrong[MOST_ROW_FINDINGS:] = [f"{more} more findings"]
@@ -155,7 +155,6 @@ class _View:
             self.pin = read_pin(pipeline.layout, pipeline.dataset.name)
         self.horizon = int(launch.get("steps", pipeline.train.horizon))
         self.global_batch = int(launch.get("global_batch", pipeline.train.global_batch))
-        self.log_every = int(launch.get("log_every", 1))
         is_finished = self.record is not None and self.record.state == "finished"
         self.finished = self.record.finished if self.record is not None and is_finished else None
 

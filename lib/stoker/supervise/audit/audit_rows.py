@@ -40,7 +40,6 @@ class Ground:
     plan: Plan
     timelines: Timelines
     sealed: Mapping[Key, tuple[int, Position]]  # tokens and position of proven checkpoints
-    log_every: int
     launches: Sequence[Launched]
 
 
@@ -92,7 +91,7 @@ def _repeated(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> Iterator[str]:
-    """Checks a timeline's rows: in order, at most `log_every` steps apart, by their launch's batch."""
+    """Checks a timeline's rows: in order, one a step, by their launch's batch."""
     makers, orphans = Makers(ground.launches, ground.timelines, timeline), list[int]()
     step, windows = _origin(timeline, training, accounts, ground)
     for row in training:
@@ -116,11 +115,11 @@ def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, gro
         took, launch = applied - windows, makers.of(row.step)
         if launch is None:
             orphans.append(row.step)
-        if not step < row.step <= step + ground.log_every:
+        if row.step != step + 1:
             yield f"{where} follows step {step}: rows are missing or out of order"
         elif took <= 0:
             yield f"{where} is {took} windows after step {step}: windows are applied twice"
-        elif launch is not None and took != (batch := launch.settings["global_batch"]) * (row.step - step):
+        elif launch is not None and took != (batch := launch.settings["global_batch"]):
             after = f"{where} is {took} windows after step {step}, its launch trained on {batch} a step"
             yield f"{after}: some were applied twice or left out"
         step, windows = row.step, applied

@@ -86,7 +86,6 @@ def launch_body(
             "windows": held.windows,
             "seq_len": identity.seq_len,
         },
-        "log_every": 1,
         "run_record": record.for_checkpoints(),
     }
 
