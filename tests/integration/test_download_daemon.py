@@ -305,18 +305,13 @@ def test_a_release_is_an_intent_that_is_finished_and_what_is_asked_for_comes_aga
     data = from_hub(tmp_path, hub, repo)
     assert data.once(WATCHDOG).returncode == 0
     layout, receipts = data.pipeline.layout, data.receipts()
-
-    def ask(verb: str, path: str) -> str:
-        return file_request(layout, DOWNLOAD_WATCHDOG, verb, {"path": path, "sha256": receipts[path].sha256})
-
     pretend_built(data, "0.parquet")
     pretend_built(data, "1.parquet", "staged")
-    asked, refused = ask("release", "0.parquet"), ask("release", "1.parquet")
+    unneeded = {path: Unneeded(receipts[path].sha256, path) for path in ("0.parquet", "1.parquet")}
+    write_demand(layout, "prose", Demand(unneeded, {}))
     # As a kill between the intent and the unlink leaves it.
     set_receipt(data, "2.parquet", "releasing")
     assert data.once(WATCHDOG).returncode == 0
-    assert read_outcome(layout, asked) == {"receipt": "releasing"}
-    assert "is staged" in str(read_outcome(layout, refused))
     assert receipt_states(data) == {
         "0.parquet": "released",
         "1.parquet": "verified",
@@ -326,7 +321,9 @@ def test_a_release_is_an_intent_that_is_finished_and_what_is_asked_for_comes_aga
     assert is_complete(data)
 
     served = hub.served(repo)
-    ask("fetch", "0.parquet")
+    write_demand(layout, "prose", Demand({}, {}))
+    asked = {"path": "0.parquet", "sha256": receipts["0.parquet"].sha256}
+    file_request(layout, DOWNLOAD_WATCHDOG, "fetch", asked)
     assert data.once(WATCHDOG).returncode == 0
     assert receipt_states(data)["0.parquet"] == "verified"
     assert landed(data) == {path: files[path] for path in ("0.parquet", "1.parquet")}

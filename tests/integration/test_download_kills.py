@@ -11,8 +11,8 @@ import pytest
 from chaos import strace
 from chaos.driver import run_scenario
 from chaos.scenarios.download import TinyDownloadScenario
+from stoker.corpus.records.receipts import Demand, Unneeded, write_demand
 from stoker.store.layout import DOWNLOAD_WATCHDOG
-from stoker.store.requests import file_request
 from support.loopback_hub import LoopbackHub, noise
 from support.pipelines import DataPipeline
 from support.processes import has_ended
@@ -49,8 +49,9 @@ def siege_fixture(tmp_path: Path) -> Iterator[Siege]:
 
 
 def ask_release(data: DataPipeline) -> None:
-    args = {"path": "0.parquet", "sha256": data.receipts()["0.parquet"].sha256}
-    file_request(data.pipeline.layout, DOWNLOAD_WATCHDOG, "release", args)
+    receipt = data.receipts()["0.parquet"]
+    unneeded = {receipt.path: Unneeded(receipt.sha256, receipt.path)}
+    write_demand(data.pipeline.layout, receipt.dataset, Demand(unneeded, {}))
 
 
 def trace(pid: int, log: Path, injected: str) -> subprocess.Popen[bytes]:

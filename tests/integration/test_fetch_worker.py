@@ -264,24 +264,14 @@ def test_content_that_changed_half_way_is_fetched_from_its_start(
 # What the daemon may wish
 
 
-def test_a_file_is_dropped_in_hand_and_waiting_and_a_landed_one_removed(
-    hub: LoopbackHub, landing: Path, start: Start
-) -> None:
-    first, second, third = (hub_file(hub, f"drop/{i}.parquet", noise(SIZE, i)) for i in range(3))
-    hub.fault("stall", path="drop/0", after=CUT)
-    worker = start(files_at_once=1)
-    worker.fetch(first, second, third)
-    worker.until("progress", first.path)
-    worker.worker.send({"drop": second.path})
-    worker.until("dropped", second.path)
-    worker.worker.send({"drop": first.path})
-    hub.control("release")
-    worker.until("dropped", first.path)
-    worker.until("done", third.path)
-    assert left(landing) == [] and [each["path"] for each in worker.of("done")] == [third.path]
-    worker.worker.send({"remove": third.path})
-    worker.until("removed", third.path)
-    assert not (landing / "drop").exists()
+def test_a_landed_file_is_removed_with_its_folder(hub: LoopbackHub, landing: Path, start: Start) -> None:
+    file = hub_file(hub, "gone/a.parquet", noise(SIZE, 1))
+    worker = start()
+    worker.fetch(file)
+    worker.until("done")
+    worker.worker.send({"remove": file.path})
+    worker.until("removed", file.path)
+    assert not (landing / "gone").exists()
 
 
 def test_the_bandwidth_holds_for_all_files_together(hub: LoopbackHub, start: Start) -> None:

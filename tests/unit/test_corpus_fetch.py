@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.corpus.fetch.transfer import Bandwidth, RateWatch
 from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token, is_commit, origin
-from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
-from stoker.corpus.http.remote_file import RemoteFile, clashes, shown, unsafe
+from stoker.corpus.http.remote_file import RemoteFile, clashes, read_urls, shown, unsafe
 from stoker.corpus.http.retry_rules import (
     COUNTED,
     LOCAL,
@@ -27,7 +27,6 @@ from stoker.corpus.http.retry_rules import (
     retry_after,
     written_end,
 )
-from stoker.corpus.http.urls import read_urls
 from stoker.store.errors import ConfigError, UnavailableError
 from stoker.store.files import inside
 

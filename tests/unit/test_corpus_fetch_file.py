@@ -15,8 +15,7 @@ import pytest
 
 from stoker.corpus.fetch import landing as landing_module
 from stoker.corpus.fetch.landing import PARTS, Landing, PartRecord
-from stoker.corpus.fetch.transfer import FileFetch, Stopped, Terms
-from stoker.corpus.http.rate_limits import Bandwidth
+from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Stopped, Terms
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import Answer, FetchFailed
 from stoker.kit.backoff import Backoff
@@ -163,10 +162,10 @@ def test_another_length_than_the_listings_never_lands(piece: bytes, landing: Lan
     assert not (landing.root / "a").exists()
 
 
-def test_a_dropped_file_ends_at_the_next_piece(landing: Landing) -> None:
+def test_a_stopped_file_ends_at_the_next_piece(landing: Landing) -> None:
     file, _ = on_its_way(landing)
     with pytest.raises(Stopped):
-        file.attempt(Scripted(DATA[0], lambda: file.stop(dropped=True), *DATA[1:]))
+        file.attempt(Scripted(DATA[0], file.stop, *DATA[1:]))
     with pytest.raises(Stopped):
         file.attempt(Scripted(*DATA))
     file.forget()

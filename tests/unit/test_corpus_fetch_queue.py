@@ -15,14 +15,8 @@ class Waiting:
 
     def __init__(self, path: str, host: str = "h") -> None:
         self.file = RemoteFile(path, None, "", f"http://{host}/{path}")
-        self.closed = self.dropped = self.in_hand = False
+        self.in_hand = False
         self.not_before = 0.0
-
-    def close(self) -> None:
-        self.closed = True
-
-    def stop(self, *, dropped: bool) -> None:
-        self.dropped = dropped
 
 
 class Clock:
@@ -45,7 +39,7 @@ def test_files_are_taken_in_their_order_each_by_one_hand_and_never_twice() -> No
     queue, _ = queue_of(a, b)
     queue.add(Waiting("a"))
     assert [queue.take(), queue.take()] == [a, b]
-    assert queue.in_hand() in ([a, b], [b, a]) and len(queue) == 2
+    assert queue.in_hand() in ([a, b], [b, a])
 
 
 def test_a_file_that_waits_lets_the_next_one_pass_and_comes_first_again_when_due() -> None:
@@ -65,17 +59,6 @@ def test_a_wait_of_a_whole_server_holds_for_its_files_alone() -> None:
     queue.remove("o")
     clock.now = 5.0
     assert [queue.take(), queue.take()] == [a, b]
-
-
-def test_a_waiting_file_is_dropped_and_one_in_hand_is_told_to_end() -> None:
-    a, b = Waiting("a"), Waiting("b")
-    queue, _ = queue_of(a, b)
-    assert queue.take() is a
-    assert not queue.drop("a") and a.dropped and not a.closed
-    assert queue.drop("b") and b.closed
-    assert queue.drop("c")
-    queue.remove("a")
-    assert len(queue) == 0
 
 
 def test_hands_that_wait_take_what_comes_and_leave_at_the_end() -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from stoker.corpus.http.client import advice, client_does_not_start
 from stoker.corpus.http.hub import HubRepo, endpoint_of, explain, hub_token
-from stoker.corpus.http.remote_file import lasting, shown
+from stoker.corpus.http.remote_file import lasting, read_urls, shown
 from stoker.corpus.http.retry_rules import LONGEST_RETRY_AFTER_S, retry_after
-from stoker.corpus.http.urls import read_urls
 from stoker.store.errors import ConfigError, UnavailableError
 
 HUB = HubRepo("org/d", endpoint="https://h")

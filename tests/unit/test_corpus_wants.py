@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.fetch.messages import Transfers, parse
-from stoker.corpus.fetch.selection import (
+from stoker.corpus.fetch.decide import (
     RemoteRules,
     is_complete,
     speaks_of,
-    still_complete,
     stretch_of,
-    wanted_again,
 )
+from stoker.corpus.fetch.messages import parse
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
@@ -24,6 +22,7 @@ from stoker.corpus.records.sources import Source
 from stoker.corpus.source.remote_listing import Listed, NotListed, listing_outcome
 from stoker.kit.workers.parent import WorkerExit
 from stokerd.download.failures import blame
+from stokerd.download.state import Transfers
 from support.books import books_of
 from support.pipelines import make_pipeline
 
@@ -90,10 +89,10 @@ def test_the_wish_names_what_the_listing_knows() -> None:
 
 
 def test_what_is_not_listed_any_more_can_come_from_its_old_commit() -> None:
-    again = wanted_again(receipt("disputed"), REPO)
+    again = RULES.wanted_again(receipt("disputed"))
     assert again is not None and again.identity == f"sha256:{SHA}" and "c" * 40 in again.url
-    assert wanted_again(receipt("disputed"), None) is None
-    assert wanted_again(receipt("disputed", etag="10-1-2"), REPO) is None
+    assert RemoteRules("/l", None).wanted_again(receipt("disputed")) is None
+    assert RULES.wanted_again(receipt("disputed", etag="10-1-2")) is None
 
 
 def test_complete_needs_every_file_and_one_that_came() -> None:
@@ -108,9 +107,6 @@ def test_complete_needs_every_file_and_one_that_came() -> None:
     # Nothing but files that were given up: whatever is wrong is wrong with the source.
     given_up = dict.fromkeys(files, receipt("given_up"))
     assert not is_complete(files, files, given_up)
-    assert still_complete(("a", "b", "c"), book)
-    assert not still_complete(("a", "d"), book)
-    assert not still_complete(("a",), {"a": receipt("disputed")})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from stoker.corpus.fetch.selection import RemoteRules
+from stoker.corpus.fetch.decide import RemoteRules
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState, first

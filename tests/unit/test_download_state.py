@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import stoker.kit.events
+from stoker.corpus.fetch.decide import RemoteRules
 from stoker.corpus.fetch.messages import parse
-from stoker.corpus.fetch.selection import RemoteRules
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import StateLayout
-from stokerd.download.effects import Effects, read_receipts
 from stokerd.download.failures import FetchFailures
-from stokerd.download.state import Pauses, State
+from stokerd.download.source import Source
+from stokerd.download.state import State
 
 RECEIPT = Receipt("d", "a", "/l/a", 10, "ab" * 32, "", f"sha256:{'ab' * 32}", "verified")
 STALL_S = 300.0
@@ -55,7 +55,7 @@ class World:
         self.transfers = self.state.transfers
 
     def read(self) -> State[RemoteFile]:
-        return State(RemoteRules("/l", None), read_receipts(self.context), Pauses(self.heard), None)
+        return State(self.context, RemoteRules("/l", None), None)
 
 
 @pytest.fixture
@@ -102,9 +102,9 @@ def test_a_damaged_receipt_is_moved_aside_and_told(world: World) -> None:
 
 
 def test_a_warning_about_a_path_is_told_once(world: World) -> None:
-    effects = Effects(world.context, world.state)
+    source: Any = SimpleNamespace(events=world.heard, _warned=set())
     for path in "aab":
-        effects.warn_once("source_refused", path, "it is a link")
+        Source.warn_once(source, "source_refused", path, "it is a link")
     assert world.heard.words == ["source_refused"] * 2
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.fetch.messages import Said
-from stoker.corpus.fetch.receipt_changes import (
+from stoker.corpus.fetch.decide import (
     Change,
     accepted,
     disputed,
@@ -20,6 +19,7 @@ from stoker.corpus.fetch.receipt_changes import (
     removed,
     still_needed,
 )
+from stoker.corpus.fetch.messages import Said
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState, Unneeded
 from stoker.corpus.records.sources import Source, SourceState

@@ -96,44 +96,44 @@ class FetchFailures:
 
     def failed(self, said: Said) -> bool:
         """Handles a failed file; returns whether it is given up. UnavailableError ends --once."""
-        path, cause, reason = said.path, said.cause, said.reason
+        path, cause, reason, once = said.path, said.cause, said.reason, self._context.once
         blamed = blame(cause, is_repo=self._is_repo, something_came=self._something_came)
         if blamed == "disk":
             if cause != "gone":  # on "gone" the worker ends without a request
-                self._pauses.begin("disk", "disk_full", reason, level="error")
-                self._end_once("disk", reason)
-        elif blamed == "access":
+                self._pause("disk", "disk_full", reason, level="error")
+            return False
+        if blamed == "access":
             self._something_came = False
-            told: dict[str, Any] = {"about": cause, "level": "error", "kind": cause}
             until = time.monotonic() + ACCESS_EVERY_S
-            self._pauses.begin("access", "source_refuses", reason, until=until, **told)
-            if self._context.once:
-                raise UnavailableError(reason)
-        else:
-            word = "download_failed" if blamed == "ours" else "download_given_up"
-            wait_s, tries = self._retries.failed(path), self._retries.failures(path)
-            if blamed == "file":
-                wait_s = min(GIVEN_UP_LAST_S, GIVEN_UP_FIRST_S * 2 ** (tries - 1))
-                self._retries.retry_in(path, wait_s)
-            if self._context.once and (blamed == "file" or tries >= TRIES_ONCE):
-                self._state.given_up.add(path)
-            told = {"path": path, "kind": cause, "reason": reason, "retry_in_s": round(wait_s, 1)}
-            self._context.events.record(word, level="warning", status=said.status, **told)
+            self._pause("access", "source_refuses", reason, until, about=cause, level="error", kind=cause)
+            return False
+        wait_s, tries = self._retries.failed(path), self._retries.failures(path)
+        if blamed == "file":
+            wait_s = min(GIVEN_UP_LAST_S, GIVEN_UP_FIRST_S * 2 ** (tries - 1))
+            self._retries.retry_in(path, wait_s)
+        if once and (blamed == "file" or tries >= TRIES_ONCE):
+            self._state.given_up.add(path)
+        told = {"path": path, "kind": cause, "status": said.status, "reason": reason}
+        event = "download_failed" if blamed == "ours" else "download_given_up"
+        self._context.events.record(event, level="warning", **told, retry_in_s=round(wait_s, 1))
         return blamed == "file"
 
     def not_removed(self, path: str, reason: str) -> None:
         """Pauses removals after a failed removal; the intent remains."""
-        self._pauses.begin("removal", "release_failed", reason, about=path, path=path)
-        self._end_once("removal", f"{path} cannot be removed: {reason}")
+        reason = f"{path} cannot be removed: {reason}"
+        self._pause("removal", "release_failed", reason, about=path, path=path)
 
     def no_landing(self, reason: str) -> None:
         """Pauses fetching because the worker refused the landing; the worker is started again later."""
-        if self._context.once:
-            raise UnavailableError(reason)
-        self._pauses.begin("landing", "landing_unavailable", reason, until=math.inf, level="error")
+        self._pause("landing", "landing_unavailable", reason, math.inf, level="error")
 
-    def _end_once(self, subject: Subject, reason: str) -> None:
-        if self._context.once and self._pauses.tries.failures(subject) >= TRIES_ONCE:
+    def _pause(
+        self, subject: Subject, alert: str, reason: str, until: float | None = None, **fields: Any
+    ) -> None:
+        """Pauses; with --once raises UnavailableError, without `until` only after TRIES_ONCE failures."""
+        self._pauses.begin(subject, alert, reason, until=until, **fields)
+        is_last = until is not None or self._pauses.tries.failures(subject) >= TRIES_ONCE
+        if self._context.once and is_last:
             raise UnavailableError(reason)
 
     def look_at_waits(self, now: float) -> None:

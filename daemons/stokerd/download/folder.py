@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.config.units import format_duration
-from stoker.corpus.fetch.receipt_changes import Change, hashed, looked_at_again, refused
+from stoker.corpus.fetch.decide import Change, hashed, looked_at_again, refused
 from stoker.corpus.records.receipts import Unneeded, first
 from stoker.corpus.source.arrivals import FolderRules, Look, Watched, file_of, settling, watch
 from stoker.corpus.source.folder import DEFAULT_INCLUDE, FileSeen
@@ -25,7 +25,7 @@ from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
 LOOK_TRIES_ONCE, HASH_TRIES_ONCE = 3, 5
-SHORTEST_REST_S, LONGEST_REST_S = 0.2, 5.0  # between a look and the next look after a change
+REST_S = 0.5  # before a look after a change: the folder may change all the time
 # The lister reports every 5 s and on every folder it enters.
 LIST = Activity("list", "stoker.corpus.staging.lister_worker", silent_s=60.0, keep_open=True)
 HASHER = "stoker.corpus.source.hash_worker"
@@ -39,14 +39,13 @@ class FolderSource(Source[Watched]):
         super().__init__(context, pool, FolderRules(root), shown=root)
         self.settle_s = 0.0 if context.once else self.pipeline.stage.settle
         self.hash = Activity("hash", HASHER, silent_s=self.pipeline.download.stall, is_reusable=True)
-        self.asked_at = self.rest_s = 0.0
-        self.is_looking = self.is_settling = False
+        self.is_looking = False
         self.found: dict[str, Watched] = {}  # by the present look
         self.watched: dict[str, Watched] = {}
         self.settles: dict[str, float] = {}  # when each unsettled pending file will have settled
         self.last = Look({}, polling="")  # the last look that saw the folder, without its files
         self.is_confirmed = False  # whether a look after the last hash found no changes
-        self.trouble = self.empty = ""
+        self.trouble = ""
 
     @property
     def is_complete(self) -> bool:
@@ -75,7 +74,7 @@ class FolderSource(Source[Watched]):
         if self.context.once and not self.is_confirmed and super().is_drained():
             self.look_due = now
         if not self.is_looking and now >= self.look_due:
-            self.is_looking, self.asked_at, self.found = True, now, {}
+            self.is_looking, self.found = True, {}
             self.pool[LISTER].worker.send({"look": 1})
 
     def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
@@ -86,11 +85,10 @@ class FolderSource(Source[Watched]):
                 seen = (FileSeen(sys.intern(path), *rest) for path, *rest in message["files"])
                 stage = self.pipeline.stage
                 self.found |= {file.path: Watched.first(file, settle_s=stage.settle, **at) for file in seen}
-            case "changed":  # a constantly changing folder still gets a rest between looks
-                self.look_due = min(self.look_due, now + self.rest_s)
+            case "changed":
+                self.look_due = min(self.look_due, now + REST_S)
             case "looked":
                 self.is_looking, self.look_due = False, now + self.look_every_s
-                self.rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, now - self.asked_at))
                 self.state.retries.succeeded(LISTER)
                 found, self.found = self.found, {}
                 self.take_look(Look.of(message, found))
@@ -102,13 +100,16 @@ class FolderSource(Source[Watched]):
         """Records a finished look: changed, vanished and refused files."""
         is_first, self.seen = not self.seen, True
         for path, reason in look.refused:
-            self.effects.warn_once("source_refused", path, reason)
+            self.warn_once("source_refused", path, reason)
         for path, reason in look.unreadable:
-            self.effects.warn_once("source_unreadable", path or self.shown, reason)
+            self.warn_once("source_unreadable", path or self.shown, reason)
         self._pause_or_go_on(look)
         if self.trouble:
             return
-        self._tell_of(look)
+        if look.polling and look.polling != self.last.polling:
+            every_s = round(self.look_every_s, 1)
+            self.events.record("source_polled", path=self.shown, reason=look.polling, every_s=every_s)
+        self.take_foreign(look.foreign, look.foreign_in_all)
         before, self.watched = self.watched, watch(self.watched, look.files.values(), time.monotonic())
         self.is_confirmed = self.watched == before
         is_whole = bool(look.unreadable) == bool(self.last.unreadable)
@@ -131,8 +132,7 @@ class FolderSource(Source[Watched]):
         self.trouble = look.trouble(self.shown, len(self.state.receipts))
         if self.trouble and self.context.once:
             raise UnavailableError(self.trouble)
-        self.empty = "" if self.trouble or look.files else self._emptiness(look)
-        pauses, reason = self.state.pauses, self.trouble or self.empty
+        pauses, reason = self.state.pauses, self.trouble or ("" if look.files else self._emptiness(look))
         if not reason:
             pauses.end("listing", "source_available", path=self.shown)
         elif not self.context.once:
@@ -145,12 +145,6 @@ class FolderSource(Source[Watched]):
             f"the source folder {self.shown} holds no file that matches {include}{refused}; "
             "put files there, or correct dataset.source.path or include"
         )
-
-    def _tell_of(self, look: Look) -> None:
-        if look.polling and look.polling != self.last.polling:
-            every_s = round(self.look_every_s, 1)
-            self.events.record("source_polled", path=self.shown, reason=look.polling, every_s=every_s)
-        self.take_foreign(look.foreign, look.foreign_in_all)
 
     # Hashing
 
@@ -184,7 +178,7 @@ class FolderSource(Source[Watched]):
             self.state.try_again(file.path)
             place, before = file_of(self.shown, file.path), self.state.receipts.get(file.path)
             cached, sha256 = bool(result["cached"]), str(result["sha256"])
-            self.effects.apply(hashed(before, self.dataset, place, file, sha256, cached=cached))
+            self.apply(hashed(before, self.dataset, place, file, sha256, cached=cached))
             return
         wait_s = retries.failed(file.path)
         if self.context.once and retries.failures(file.path) >= HASH_TRIES_ONCE:
@@ -240,19 +234,14 @@ class FolderSource(Source[Watched]):
 
     def _waits(self, now: float) -> str:
         """Returns the text of the wait for hashing: an empty source, or files that settle."""
-        was_settling, self.is_settling = self.is_settling, False
         if self.trouble or len(self.state.work.pending) > len(self.settles):
             return ""
         due = [moment for moment in self.settles.values() if moment > now]
         if not due:
-            return self.empty
-        self.is_settling = True
+            return self.state.pauses.reason("listing")
         settle = format_duration(self.pipeline.stage.settle)
-        text = f"{len(due):,} file{'s settle' if len(due) != 1 else ' settles'} (stage.settle: {settle}), "
-        text += f"{format_duration(min(due) - now)} left until the first is read"
-        if not was_settling:
-            self.context.log.info("files_settle", message=text)
-        return text
+        files = f"{len(due):,} file{'s settle' if len(due) != 1 else ' settles'} (stage.settle: {settle})"
+        return f"{files}, {format_duration(min(due) - now)} left until the first is read"
 
     def next_due(self, now: float) -> float:
         """Returns when a look, a settled file or a retry is due; only the look while no slot is free."""

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.corpus.fetch.receipt_changes import Change, accepted, disputed
-from stoker.corpus.records.receipts import Demand, Unneeded, demand_reader
+from stoker.corpus.fetch.decide import Change, accepted, disputed
+from stoker.corpus.records.receipts import Demand, demand_reader
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.metrics import Figure
 from stoker.kit.workers.pool import WorkerPool
 from stoker.observe.progress import ProgressTeller, download_parts
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
@@ -22,9 +23,29 @@ from stokerd.common.loop import RequestBox, repeat
 from stokerd.download.fetcher import most_rss_bytes
 from stokerd.download.folder import FolderSource
 from stokerd.download.remote import RemoteSource
-from stokerd.download.status import FIGURES, status_of
 
 LONGEST_WAIT_S = 5.0
+FIGURES = (
+    Figure("download_files", "Source files by state.", "files.*", "state"),
+    Figure("download_verified_bytes", "Bytes of all verified files.", "verified_bytes"),
+    Figure("download_hashed_bytes_total", "Bytes hashed since the start.", "hashed_bytes"),
+    Figure("download_last_progress_timestamp_seconds", "When a file was last read from.", "progress_at"),
+    Figure("download_source_watched", "1 while changes in the source folder are told.", "watched"),
+    Figure("download_source_available", "1 while the source can be seen.", "available"),
+    Figure("download_complete", "1 when every file of the pinned listing is vouched for.", "complete"),
+    # Only of a source that is fetched
+    Figure("download_fetched_bytes_total", "Bytes that came over the network.", "fetched_bytes"),
+    Figure("download_durable_bytes_total", "Fetched bytes made durable.", "durable_bytes"),
+    Figure("download_refetched_bytes_total", "Fetched bytes that were dropped.", "counted.refetched_bytes"),
+    Figure("download_retries_total", "Attempts that failed.", "failed_tries.*", "class"),
+    Figure("download_mismatches_total", "Files whose content was wrong.", "counted.mismatches"),
+    Figure("download_worker_restarts_total", "Fetch workers that died or hung.", "counted.restarts"),
+    Figure("download_given_up", "Files that could not be brought.", "files.given_up"),
+    Figure(
+        "download_rate_bytes_per_second", "Bytes made durable, of a folder hashed.", "rate_bytes_per_second"
+    ),
+    Figure("download_paused", "1 while nothing new is fetched.", "is_paused.*", "reason"),
+)
 
 
 def run(context: DaemonContext) -> int:
@@ -44,7 +65,7 @@ class DownloadWatch:
         self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
         is_folder = pipeline.dataset.source.kind == "folder"
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
-        self.handlers = dict.fromkeys(("dispute", "accept", "release", "fetch"), self.answer)
+        self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
         self.progress = ProgressTeller(context, download_parts)
         context.metrics.figures = FIGURES
         self.demand = demand_reader(self.layout, pipeline.dataset.name)
@@ -92,13 +113,10 @@ class DownloadWatch:
                 change = disputed(receipt, path, sha256, by)
             case "accept":
                 change = accepted(receipt, path, sha256, by)
-            case "release":
-                owner = str(request.args.get("owner") or path)
-                change = source.released(path, Unneeded(str(sha256), owner))
             case _:
                 source.state.try_again(path)
                 change = source.fetched_again(path, sha256, by)
-        return source.effects.apply(change)
+        return source.apply(change)
 
     def reconcile(self) -> None:
         """Removes files that the stage-shard loop no longer needs, fetches again those it misses.
@@ -119,14 +137,31 @@ class DownloadWatch:
 
     def apply(self, verb: str, path: str, sha256: str, change: Change) -> None:
         """Applies a wish of the stage-shard loop; records a refusal once."""
-        self.source.effects.apply(change)
+        self.source.apply(change)
         # Before the source is listed, Stoker cannot know which files can be fetched.
         if change.refusal and (verb == "release" or self.source.seen):
-            self.source.effects.warn_once(f"landing_{verb}_refused", path, change.refusal, sha256)
+            self.source.warn_once(f"landing_{verb}_refused", path, change.refusal, sha256)
 
     def show(self) -> None:
-        status = status_of(self.source)
-        self.progress.tell(status, self.source.trouble or ", ".join(download_parts(status)))
+        """Shows the status to `stoker status`, the metrics and the terminal."""
+        source, state = self.source, self.source.state
+        status = {
+            "source": source.shown,
+            "looked": source.seen,
+            "files": source.counts() if source.seen else {},
+            "verified_bytes": state.verified_bytes,
+            "complete": source.written is not None and source.written.complete,
+            "trouble": source.trouble,
+            "foreign_files": source.foreign_files,
+            "available": not source.trouble,
+            "is_paused": dict.fromkeys(("disk", "source", "state", "server"), False),
+            "counted": dict(state.counted),
+            "failed_tries": dict(state.failed_tries),
+            "progress_at": state.progress_at,
+            **dict.fromkeys(("hashed_bytes", "fetched_bytes", "durable_bytes", "watched"), 0),
+            **source.status(),
+        }
+        self.progress.tell(status, source.trouble or ", ".join(download_parts(status)))
 
     def wait(self) -> None:
         """Sleeps until a worker, a request or a signal arrives, or a timer is due."""

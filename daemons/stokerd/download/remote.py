@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from stoker.corpus.fetch import receipt_changes, selection
+from stoker.corpus.fetch import decide
+from stoker.corpus.fetch.decide import Change, RemoteRules, Stretch, stretch_of
 from stoker.corpus.fetch.messages import Said, parse
-from stoker.corpus.fetch.receipt_changes import Change
-from stoker.corpus.fetch.selection import RemoteRules, Stretch, landed_before, stretch_of
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import LOCAL
 from stoker.corpus.records.receipts import Listing, Unneeded, first
@@ -34,7 +34,7 @@ from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.failures import FetchFailures
-from stokerd.download.fetcher import FETCHER, Fetcher
+from stokerd.download.fetcher import Fetcher
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
@@ -48,19 +48,15 @@ STRETCH_EVERY_S = 2.0
 
 
 class RemoteSource(Source[RemoteFile]):
-    """The listed files, their receipts, and the one worker that fetches missing files.
-
-    `pinned` is the commit to use; None resolves the source's revision.
-    """
+    """The listed files, their receipts, and the one worker that fetches missing files."""
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
         self.source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
         self.repo = repo_of(self.source)
         self.rules = RemoteRules(self.root, self.repo)
         super().__init__(context, pool, self.rules, shown=shown_as(self.source))
-        head = self.effects.listing
-        self.origin, self.revision = origin_of(self.source), head.revision if head else ""
-        self.pinned = head.revision or None if head and head.origin == self.origin else None
+        self.origin, head = origin_of(self.source), self.written
+        self.revision = head.revision if head and head.origin == self.origin else ""
         self.found: list[RemoteFile] = []  # by the present listing
         self.fetcher = Fetcher(context, pool, self.state)
         self.failures = FetchFailures(context, self.state, is_repo=self.repo is not None)
@@ -68,8 +64,9 @@ class RemoteSource(Source[RemoteFile]):
         self.is_bounded = bool(self.pipeline.dataset.limit.rows or self.pipeline.dataset.limit.tokens)
         self.stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
         self.stretch_due = 0.0
-        layout = context.layout
-        self.source_records = RecordDir(layout.sources, self.dataset, SourceRecord.from_record, patient=True)
+        self.source_records = RecordDir(
+            self.layout.sources, self.dataset, SourceRecord.from_record, patient=True
+        )
 
     @property
     def trouble(self) -> str:
@@ -78,22 +75,23 @@ class RemoteSource(Source[RemoteFile]):
     @property
     def is_complete(self) -> bool:
         work, is_whole = self.state.work, self.stretch.is_whole
-        return is_whole and selection.is_complete(work.selected, work.pending, self.state.receipts)
+        return is_whole and decide.is_complete(work.selected, work.pending, self.state.receipts)
 
     # Listing
 
     def look(self) -> None:
         """Starts a listing when due; updates how far the slice is counted."""
-        if LISTER not in self.pool and time.monotonic() >= self._listing_due():
+        now = time.monotonic()
+        if LISTER not in self.pool and now >= self._listing_due():
             self.found = []
             module, task = listing_task(
                 self.source,
-                pinned=None if self.source.follow else self.pinned,
+                pinned=None if self.source.follow else self.revision or None,
                 known=self.revision if self.seen else None,
                 settle_s=min(LIST_SETTLES_S, self.pipeline.stage.settle),
             )
             self.pool.start(Activity("list", module, LIST_SILENT_S), LISTER, task, None)
-        if self.seen and self.is_bounded and time.monotonic() >= self.stretch_due:
+        if self.seen and self.is_bounded and now >= self.stretch_due:
             self._select(self.state.work.listed)
 
     def _listing_due(self) -> float:
@@ -114,23 +112,21 @@ class RemoteSource(Source[RemoteFile]):
 
     def _take_listed(self, listed: Listed) -> None:
         """Records a new listing: new and vanished files."""
-        before, self.pinned = self.pinned, listed.revision
-        told = {"source": self.shown, "revision": listed.revision}
-        if before is None:
+        before, self.revision, self.seen = self.revision, listed.revision, True
+        told = {"source": self.shown, "revision": self.revision}
+        if not before:
             self.events.record("source_pinned", **told)
-        elif before != listed.revision:
+        elif before != self.revision:
             self.events.record("source_moved", **told, before=before)
         for path, reason in listed.refused:
-            self.effects.warn_once("source_refused", path, reason)
-        is_other = listed.revision != self.revision
-        self.seen, self.revision = True, listed.revision
+            self.warn_once("source_refused", path, reason)
         work = self.state.work
         self._select(first(listed.files, self.pipeline.dataset.limit.files))
         for path, transfer in self.state.transfers.items():
             file, wish = work.pending.get(path), transfer.wish
             if file is None or wish is None or file.identity != wish.identity:
-                self.fetcher.drop(path)
-        if is_other:
+                self.fetcher.end()  # the next worker gets the files that are listed now
+        if before != self.revision:
             self.failures.listed_anew()
         receipts = self.state.receipts.items()
         gone = [path for path, receipt in receipts if path not in work.listed and receipt.usable]
@@ -154,22 +150,13 @@ class RemoteSource(Source[RemoteFile]):
             wait_s = REFUSED_EVERY_S
         elif found.is_config:
             wait_s = self.look_every_s
-        if found.cause == "empty":
-            self.pinned = None
+        if found.cause == "empty" and not self.seen:
+            self.revision = ""  # another commit may hold files
         retries.retry_in(LISTER, wait_s)
         until, tries = retries.not_before[LISTER], retries.failures(LISTER)
         self.state.pauses.begin("listing", "source_unavailable", found.reason, until=until, kind=found.cause)
         if self.context.once and (found.is_final or tries >= LIST_TRIES_ONCE):
             raise (ConfigError if found.is_config else UnavailableError)(found.reason)
-
-    def keep_listing(self) -> None:
-        """Writes the listing; before the first listing here, only checks if a complete listing still is."""
-        if self.seen:
-            super().keep_listing()
-        elif self._kept != (0, self.state.changes) and self.effects.is_complete:
-            self._kept, listing = (0, self.state.changes), self.effects.listing
-            if listing and not selection.still_complete(listing.paths, self.state.receipts):
-                self.effects.write_listing(replace(listing, complete=False))
 
     # Bringing
 
@@ -177,29 +164,27 @@ class RemoteSource(Source[RemoteFile]):
         """Finishes removals, then fetches missing files into the free slots."""
         self.fetcher.end_if_idle()
         state, now = self.state, time.monotonic()
-        if due := state.paths["releasing"] - state.removing:
+        releasing = state.paths["releasing"]
+        if due := releasing - state.removing:
             if now < state.pauses.until("removal") or not self.fetcher.start_if_needed():
                 return
             for path in due:
                 self.fetcher.remove(path)
         if not self.seen and not state.work.reasked:
             return
-        releasing = state.paths["releasing"]
         slots = self.failures.slots(self.fetcher.free, now)
         for wanted in state.work.next(
             slots, lambda path: path not in releasing and state.may_begin(path, now)
         ):
             receipt = state.receipts.get(wanted.path)
             if receipt is not None and self.rules.step(wanted, receipt) == "release":
-                self.effects.apply(receipt_changes.listed_otherwise(receipt))
+                self.apply(decide.listed_otherwise(receipt))
             elif not self.fetcher.start_if_needed():
                 return
             else:
-                is_listed = receipt is None or wanted.path in state.work.listed
-                revision = self.revision if is_listed or receipt is None else receipt.revision
                 # A list of URLs has a revision, but its files have none.
-                at = wanted.at(self.repo, revision if self.repo else "", landed_before(receipt, wanted))
-                self.fetcher.fetch(at)
+                revision = wanted.revision or (self.revision if self.repo else "")
+                self.fetcher.fetch(wanted.at(self.repo, revision, decide.landed_before(receipt, wanted)))
 
     # Hearing
 
@@ -219,25 +204,24 @@ class RemoteSource(Source[RemoteFile]):
                 self.failures.went_well()
             case "done" if wish is not None:
                 self.failures.went_well(said.path)
-                self._change(receipt_changes.fetched, wish, said)
+                self._change(decide.fetched, wish, said)
             case "failed" if wish is not None:
                 self._failed(wish, said)
             case "removed":
                 self.failures.removed()
-                self.effects.apply(receipt_changes.removed(self.state.receipts.get(said.path)))
+                self.apply(decide.removed(self.state.receipts.get(said.path)))
             case "not_removed":
                 self.failures.not_removed(said.path, said.reason)
 
     def ended(self, job: Job[Any], ended: WorkerExit) -> None:
-        if job.subject == FETCHER:
-            if reason := self.fetcher.ended(ended):
-                self.failures.no_landing(reason)
-        else:
+        if job.subject == LISTER:
             self._listing_ended(ended)
+        elif reason := self.fetcher.ended(ended):
+            self.failures.no_landing(reason)
 
-    def _change(self, decide: Callable[..., Change], file: RemoteFile, *more: Said) -> None:
+    def _change(self, change: Callable[..., Change], file: RemoteFile, *more: Said) -> None:
         place = file_of(self.root, file.path)
-        self.effects.apply(decide(self.state.receipts.get(file.path), self.dataset, place, file, *more))
+        self.apply(change(self.state.receipts.get(file.path), self.dataset, place, file, *more))
 
     def _failed(self, asked: RemoteFile, message: Said) -> None:
         path, work = asked.path, self.state.work
@@ -249,49 +233,46 @@ class RemoteSource(Source[RemoteFile]):
         if is_stale and message.cause not in LOCAL:
             return  # another content has been listed since
         if self.failures.failed(message) and wanted is not None:
-            self._change(receipt_changes.given_up, asked)
+            self._change(decide.given_up, asked)
 
-    # Requests
+    # Demands of the stage-shard loop, and requests
 
     def released(self, path: str, unneeded: Unneeded) -> Change:
-        def kept() -> str:
-            return receipt_changes.still_needed(
-                path,
-                unneeded,
-                lambda each: read_source(self.context.layout, self.dataset, each),
-                release=self.pipeline.shard.release,
-                has_warm=self.pipeline.warm is not None,
-            )
-
-        return receipt_changes.released(self.state.receipts.get(path), path, unneeded.sha256, kept)
+        kept = partial(
+            decide.still_needed,
+            path,
+            unneeded,
+            partial(read_source, self.layout, self.dataset),
+            release=self.pipeline.shard.release,
+            has_warm=self.pipeline.warm is not None,
+        )
+        return decide.released(self.state.receipts.get(path), path, unneeded.sha256, kept)
 
     def fetched_again(self, path: str, sha256: str | None, by: str) -> Change:
         receipt, listed = self.state.receipts.get(path), self.state.work.listed.get(path)
-        if receipt is None:
-            is_unknown = f"{self.shown} does not list {path}"
-            return (
-                receipt_changes.refused(is_unknown) if listed is None else Change(answer={"receipt": "none"})
-            )
-        wanted = listed or selection.wanted_again(receipt, self.repo)
-        return receipt_changes.fetched_again(receipt, sha256, wanted, by)
+        if receipt is not None:
+            wanted = listed or self.rules.wanted_again(replace(receipt, state="disputed"))
+            return decide.fetched_again(receipt, sha256, wanted, by)
+        if listed is None:
+            return decide.refused(f"{self.shown} does not list {path}")
+        return Change(answer={"receipt": "none"})
 
     # Status
 
     def counts(self) -> dict[str, int]:
-        counts, in_hand = self.state.work.counts, self.state.transfers.in_hand()
-        fetching = min(in_hand, counts["waiting"])
+        counts = self.state.work.counts
+        fetching = min(self.state.transfers.in_hand(), counts["waiting"])
         return {**counts, "waiting": counts["waiting"] - fetching, "fetching": fetching}
 
     def status(self) -> dict[str, Any]:
         work, transfers, pauses = self.state.work, self.state.transfers, self.state.pauses
         now = time.monotonic()
-        how_far = transfers.how_far(work.bytes, work.bytes_left, now)
         self.failures.look_at_waits(now)
-        self.effects.claim(self.root, self.fetcher.device, transfers.to_come_bytes())
+        self.fetcher.claim()
         return {
             "revision": self.revision,
             "landing": self.root,
-            **how_far,
+            **transfers.how_far(work.bytes, work.bytes_left, now),
             "transfers": transfers.shown(SHOWN_FILES),
             "paused": self.failures.paused,
             "waits": self.failures.waits,
@@ -307,9 +288,9 @@ class RemoteSource(Source[RemoteFile]):
 
     def next_due(self, now: float) -> float:
         listing = math.inf if LISTER in self.pool else max(now, self._listing_due())
-        due = [listing, self.failures.next_due(now), self.state.next_retry(now)]
         is_kept = self._kept == (self.listed, self.state.changes)
-        return min(*due, math.inf if is_kept else max(now, self.listing_due))
+        writing = math.inf if is_kept else max(now, self.listing_due)
+        return min(listing, self.failures.next_due(now), self.state.next_retry(now), writing)
 
     # End of --once
 
@@ -319,7 +300,7 @@ class RemoteSource(Source[RemoteFile]):
 
     def summary(self) -> tuple[str, int]:
         """Returns the summary and the exit code: 1 if files were given up, which the summary names."""
-        self.effects.claim(self.root, self.fetcher.device, 0, at_once=True)
+        self.fetcher.claim(at_end=True)
         counts, work, only = self.state.work.counts, self.state.work, self.state.only
         text = f"{counts['verified']:,} file{'s' * (counts['verified'] != 1)} verified"
         for state in ("unproven", "released"):

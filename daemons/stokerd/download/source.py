@@ -1,4 +1,7 @@
-"""Base of the two kinds of source: a folder, and files that are fetched."""
+"""Base of the two kinds of source: a folder, and files that are fetched.
+
+It writes the receipts and the listing; a record is durable before its event.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,17 @@ import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
-from stoker.corpus.records.receipts import Listing
-from stoker.corpus.records.worklist import Listed, Rules
+from stoker.corpus.fetch.decide import Change
+from stoker.corpus.records.receipts import Listing, read_listing, write_listing, write_receipt
+from stoker.corpus.records.worklist import L, Rules
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import DataError
 from stokerd.common.files_list import insist_known, read_files_list
-from stokerd.download.effects import Effects, read_receipts
-from stokerd.download.state import Pauses, State
+from stokerd.download.state import State
 
-L = TypeVar("L", bound=Listed)
 LISTING_EVERY_S = 5.0  # between two writes of an incomplete listing
 VANISHED_SHOWN = 20
 
@@ -26,17 +28,16 @@ class Source(Generic[L]):
     """A source: the worker that lists it, those that bring its files, and its state.
 
     `shown` names it for people, without secrets. `seen`: it was listed since the daemon started. `revision`
-    is that of the listing, `origin` names the source that it revises.
+    is that of the listing, `origin` names the source that it revises. `written` is the last written listing.
     """
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Any], rules: Rules[L], *, shown: str) -> None:
         self.context, self.pool, self.shown = context, pool, shown
-        self.pipeline, self.events = context.pipeline, context.events
+        self.pipeline, self.events, self.layout = context.pipeline, context.events, context.layout
         self.dataset = self.pipeline.dataset.name
         given = context.files_list
-        only = None if given is None else read_files_list(Path(given))
-        self.state = State(rules, read_receipts(context), Pauses(context.events), only)
-        self.effects = Effects(context, self.state)
+        self.state = State(context, rules, None if given is None else read_files_list(Path(given)))
+        self.written = read_listing(self.layout, self.dataset)
         # Between two looks at a folder or at a list of URLs.
         self.look_every_s = min(30.0, max(1.0, self.pipeline.stage.settle / 3))
         self.look_due = 0.0  # monotonic seconds
@@ -45,8 +46,8 @@ class Source(Generic[L]):
         self.listed = 0  # number of listings
         self.listing_due = 0.0  # when the listing may be written again, monotonic seconds
         self._kept = (0, -1)  # `listed` and `changes` as of the written listing
+        self._warned: set[tuple[str, ...]] = set()
         self._gone: set[str] = set()
-        self._foreign: Sequence[str] = ()
         self.foreign_files = 0
 
     # Defined by each kind
@@ -63,6 +64,21 @@ class Source(Generic[L]):
         state = self.state
         return self.seen and not (state.transfers or state.removing or state.is_left())
 
+    def apply(self, change: Change) -> Mapping[str, Any]:
+        """Writes a receipt, then records its event; returns the answer to its request."""
+        if change.receipt is not None:
+            write_receipt(self.layout, change.receipt)
+            self.state.take(change.receipt)
+        if change.event:
+            self.events.record(change.event, level=change.level, **change.fields)
+        return change.answer
+
+    def warn_once(self, event: str, path: str, reason: str, *about: str) -> None:
+        """Records a warning once per event, path and `about`."""
+        if (event, path, *about) not in self._warned:
+            self._warned.add((event, path, *about))
+            self.events.record(event, level="warning", path=path, reason=reason)
+
     def take_listing(
         self, listed: Mapping[str, L], selected: Mapping[str, L], where: str, held: Collection[str] = ()
     ) -> None:
@@ -77,36 +93,43 @@ class Source(Generic[L]):
         except DataError as error:
             if self.context.once:
                 raise
-            self.effects.warn_once("files_list_unknown", self.shown, str(error))
+            self.warn_once("files_list_unknown", self.shown, str(error))
 
     def tell_vanished(self, gone: Collection[str], reason: str) -> None:
         """Records files with a receipt that left the source, each once, at most VANISHED_SHOWN."""
         new = sorted(set(gone) - self._gone)
         self._gone = set(gone)
-        for path in new[:VANISHED_SHOWN]:
-            self.events.record("source_vanished", level="warning", path=path, reason=reason)
-        if (more := len(new) - VANISHED_SHOWN) > 0:
-            said = f"{more} more files are not listed any more"
-            self.events.record("source_vanished", level="warning", path="", reason=said)
+        told = [(path, reason) for path in new[:VANISHED_SHOWN]]
+        if len(new) > VANISHED_SHOWN:
+            told.append(("", f"{len(new) - VANISHED_SHOWN} more files are not listed any more"))
+        for path, why in told:
+            self.events.record("source_vanished", level="warning", path=path, reason=why)
+
+    def take_foreign(self, foreign: Sequence[str], count: int) -> None:
+        """Records another client's unfinished files when their number changes."""
+        if foreign and count != self.foreign_files:
+            reason = "another client's; left alone"
+            self.events.record("foreign_files", count=count, first=foreign[0], reason=reason)
+        self.foreign_files = count
 
     def keep_listing(self) -> None:
         """Writes a changed listing: at once if complete or revision changes or is_drained(), else
         every LISTING_EVERY_S."""
         if not self.seen or self._kept == (self.listed, self.state.changes):
             return
-        now, head, complete = time.monotonic(), self.effects.listing, self.is_complete
-        is_other = head is None or (head.complete, head.revision) != (complete, self.revision)
-        if is_other or now >= self.listing_due or self.is_drained():
-            self._kept, self.listing_due = (self.listed, self.state.changes), now + LISTING_EVERY_S
-            files = tuple(self.sized(self.state.work.listed))
-            self.effects.write_listing(Listing(self.dataset, files, complete, self.revision, self.origin))
-
-    def take_foreign(self, foreign: Sequence[str], count: int) -> None:
-        """Records a changed set of another client's unfinished files: the first name and the number."""
-        if foreign and foreign != self._foreign:
-            reason = "another client's; left alone"
-            self.events.record("foreign_files", count=count, first=foreign[0], reason=reason)
-        self._foreign, self.foreign_files = foreign, count
+        now, before, complete = time.monotonic(), self.written, self.is_complete
+        is_other = before is None or (before.complete, before.revision) != (complete, self.revision)
+        if not (is_other or now >= self.listing_due or self.is_drained()):
+            return
+        self._kept, self.listing_due = (self.listed, self.state.changes), now + LISTING_EVERY_S
+        files = tuple(self.sized(self.state.work.listed))
+        listing = Listing(self.dataset, files, complete, self.revision, self.origin)
+        if listing == before:
+            return
+        write_listing(self.layout, listing)
+        self.written = listing
+        if complete and not (before and before.complete):
+            self.events.record("listing_complete", files=len(files))
 
     def sized(self, listed: Mapping[str, L]) -> Iterator[tuple[str, int]]:
         """Yields the paths and sizes of listed files; a size missing in the listing is the receipt's."""

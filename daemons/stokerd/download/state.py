@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal
 
-from stoker.corpus.fetch.messages import Transfers
+from stoker.corpus.fetch.messages import Said
+from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Receipt, ReceiptState
-from stoker.corpus.records.worklist import Listed, Rules, Worklist
+from stoker.corpus.records.record_dir import each_record
+from stoker.corpus.records.worklist import L, Rules, Worklist
 from stoker.kit.backoff import Retries
+from stoker.kit.daemon import DaemonContext
 from stoker.kit.events import Alerts, Events
+from stoker.observe.progress import Rate
 
 LISTER = "/lister"  # no source's path begins with a slash
+FILE_OVER_S, ALL_OVER_S = 30.0, 60.0  # the rates of a file and of all files are over this time
 
 # The source cannot be listed; it refuses its files; the landing cannot be used; its disk fails or is full;
 # a file cannot be removed; every file waits for its next try.
@@ -86,7 +91,107 @@ class Pauses:
         return max((self._all[each].until for each in subjects if each in self._all), default=0.0)
 
 
-L = TypeVar("L", bound=Listed)
+@dataclass
+class Transfer:
+    """One file with a worker: `bytes` of it are done, `received` came over the network so far.
+
+    `wish` is the request, None for a file of a folder. `in_hand`: a thread works on it. `why`: the failure of
+    the last try while it waits for the next one at `due_at` (monotonic seconds), else empty.
+    """
+
+    path: str
+    size: int | None
+    wish: RemoteFile | None
+    bytes: int = 0
+    received: int = 0
+    in_hand: bool = False
+    why: str = ""
+    due_at: float = 0.0
+    pace: Rate = field(default_factory=lambda: Rate(FILE_OVER_S))
+
+
+class Transfers(dict[str, Transfer]):
+    """The transfers in progress by path; the totals continue across workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.durable = self.received = 0  # bytes since the start
+        self._pace = Rate(ALL_OVER_S)
+
+    def add(self, path: str, size: int | None, wish: RemoteFile | None) -> None:
+        self[path] = Transfer(path, size, wish)
+
+    def hear(self, said: Said, now: float) -> None:
+        """Updates a transfer by the fetch worker's message."""
+        file = self.get(said.path)
+        if file is None:
+            return
+        match said.kind:
+            case "start":
+                file.bytes = said.offset
+            case "progress":
+                self.moved(file.path, said.bytes, said.received)
+            case "done":
+                self.moved(file.path, said.size if said.fetched else file.bytes, said.fetched)
+        file.in_hand = said.kind != "retry"
+        file.why, file.due_at = said.reason if said.kind == "retry" else "", now + said.wait_s
+        if said.kind in ("start", "progress"):
+            file.pace.note(file.bytes, now)
+
+    def moved(self, path: str, done: int, received: int) -> None:
+        """Records a file's done bytes, and how many of them came over the network."""
+        file = self[path]
+        self.durable += max(0, done - file.bytes)
+        self.received += max(0, received - file.received)
+        file.bytes, file.received, file.in_hand = done, received, True
+
+    def end(self, path: str) -> RemoteFile | None:
+        """Removes a finished transfer; returns its request, None without one."""
+        file = self.pop(path, None)
+        return None if file is None else file.wish
+
+    def to_come_bytes(self) -> int:
+        """Returns the bytes that files in work still need, as far as their sizes are known."""
+        return sum(max(0, (file.size or 0) - file.bytes) for file in self.values() if file.in_hand)
+
+    def in_hand(self) -> int:
+        """Returns the number of files in work."""
+        return sum(1 for file in self.values() if file.in_hand)
+
+    def held_up(self) -> Transfer | None:
+        """Returns the file with the earliest next try when all files wait; None while a file is in work."""
+        waiting = [file for file in self.values() if file.why]
+        if not waiting or self.in_hand():
+            return None
+        return min(waiting, key=lambda file: file.due_at)
+
+    def how_far(self, whole: int, left: int, now: float) -> Mapping[str, Any]:
+        """Returns the progress for the status: done bytes of `whole`, rate over a minute, time left.
+
+        `left` are the bytes still missing, including those of files in progress.
+        """
+        self._pace.note(self.durable, now)
+        left = max(0, left - sum(file.bytes for file in self.values()))
+        left_s = self._pace.left_s(left) if self else None
+        return {
+            "bytes_of": whole,
+            "bytes_done": max(0, whole - left),
+            "rate_bytes_per_second": round(self._pace.per_second) if self else 0,
+            "eta_s": None if left_s is None or not left else round(left_s),
+        }
+
+    def shown(self, most: int) -> list[dict[str, Any]]:
+        """Returns at most so many files in work for the status."""
+        return [
+            {
+                "path": path,
+                "bytes": file.bytes,
+                "size": file.size,
+                "bytes_per_second": round(file.pace.per_second),
+            }
+            for path, file in self.items()
+            if file.in_hand
+        ][:most]
 
 
 class State(Generic[L]):
@@ -98,13 +203,8 @@ class State(Generic[L]):
     `progress_at` is when a file was last read from (time.time).
     """
 
-    def __init__(
-        self,
-        rules: Rules[L],
-        receipts: Iterable[tuple[str, Receipt]],
-        pauses: Pauses,
-        only: Collection[str] | None,
-    ) -> None:
+    def __init__(self, context: DaemonContext, rules: Rules[L], only: Collection[str] | None) -> None:
+        """Reads the receipts; sets a damaged receipt aside, and its file is hashed again."""
         self.receipts: dict[str, Receipt] = {}
         self.paths: dict[ReceiptState, set[str]] = defaultdict(set)
         self.verified_bytes = self.changes = 0
@@ -112,13 +212,14 @@ class State(Generic[L]):
         self.transfers = Transfers()
         self.removing: set[str] = set()
         self.retries = Retries()
-        self.pauses = pauses
+        self.pauses = Pauses(context.events)
         self.only = only
         self.given_up: set[str] = set()
         self.counted = Counter(refetched_bytes=0, mismatches=0, restarts=0)
         self.failed_tries = Counter(dict.fromkeys((*TRANSIENT, *COUNTED), 0))
         self.progress_at = 0.0
-        for _, receipt in receipts:
+        directory, dataset = context.layout.receipts, context.pipeline.dataset.name
+        for _, receipt in each_record(directory, dataset, Receipt.from_record, context.set_aside):
             self._enter(receipt)
 
     def take(self, receipt: Receipt) -> None:

@@ -19,9 +19,9 @@ from chaos.besieged import BesiegedScenario, Place
 from chaos.driver import Launch
 from chaos.job import Job
 from stoker.corpus.fetch.landing import EVIDENCE, PARTS
-from stoker.corpus.records.receipts import read_listing
+from stoker.corpus.records.receipts import Demand, Unneeded, read_listing, write_demand
 from stoker.store.layout import DOWNLOAD_WATCHDOG
-from stoker.store.requests import file_request, pending_requests
+from stoker.store.requests import pending_requests
 from support.bad_line import BARE, GENTLE, HARSH, SMALL, BadLine, BadUrls, Sizes
 from support.loopback_hub import LoopbackHub
 from support.siege import Siege
@@ -72,7 +72,7 @@ class DownloadScenario(BesiegedScenario):
         self.striker = Striker(directory / "strikes")
         environ = {"HF_TOKEN": "", "NO_PROXY": "*", "CREDENTIALS_DIRECTORY": "", **self.striker.environ}
         self.siege = Siege(self.data, (DOWNLOAD_WATCHDOG,), environ=environ, never_exits=True)
-        self.asked: set[str] = set()
+        self.asked: dict[str, Unneeded] = {}
         self._first = self._steps  # of this round
         self._watch = CompletionWatch(self)
         self._watch.start()
@@ -109,13 +109,8 @@ class DownloadScenario(BesiegedScenario):
                 return
             if receipt.state == "verified" and path not in self.asked:
                 pretend_built(self.data, path)
-                self.ask_release(path, receipt.sha256)
-
-    def ask_release(self, path: str, sha256: str) -> None:
-        """As the stage-shard loop does."""
-        self.asked.add(path)
-        args = {"path": path, "sha256": sha256}
-        file_request(self.data.pipeline.layout, DOWNLOAD_WATCHDOG, "release", args)
+                self.asked[path] = Unneeded(receipt.sha256, path)
+                write_demand(self.data.pipeline.layout, receipt.dataset, Demand(self.asked, {}))
 
     def places(self) -> list[Place]:
         return [*FETCH, *FETCH, *DAEMON, (self.lister, "task")]
@@ -159,7 +154,7 @@ class DownloadScenario(BesiegedScenario):
         assert self._watch.seen, "nobody ever saw the listing complete"
         data, files = self.data, self.line.files
         here = {path: sha256(content) for path, content in landed(data).items()}
-        assert here.keys() == files.keys() - self.asked, here.keys() ^ (files.keys() - self.asked)
+        assert here.keys() == files.keys() - self.asked.keys(), here.keys() ^ files.keys()
         wrong = [path for path, digest in here.items() if digest not in files[path].contents]
         assert not wrong, wrong
         assert not (problems := list(wrong_receipts(self))), problems

@@ -13,7 +13,7 @@ from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import pipeline_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
-from stoker.corpus.fetch.selection import VOUCHED, speaks_of
+from stoker.corpus.fetch.decide import VOUCHED, speaks_of
 from stoker.corpus.http.client import Manners
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import REFUSALS

@@ -11,8 +11,8 @@ from stoker.cli.data.list_source import Listed, error_of, list_source
 from stoker.cli.options import PATH, pipeline_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
+from stoker.corpus.fetch.decide import speaks_of
 from stoker.corpus.fetch.preview import Preview
-from stoker.corpus.fetch.selection import speaks_of
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed
 from stoker.corpus.records.receipts import read_receipts

@@ -26,7 +26,7 @@ from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
 from stoker.corpus.http.hub import endpoint_of
-from stoker.corpus.http.urls import read_urls
+from stoker.corpus.http.remote_file import read_urls
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import read_sources
 from stoker.corpus.source.folder import DEFAULT_INCLUDE

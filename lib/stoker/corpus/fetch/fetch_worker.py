@@ -4,8 +4,7 @@ task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", 
        "read_s", "head_s", "commit_s", "backoff": [first_s, most_s], "attempts", "floor",
        "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file",
        "owner": the landing's owner, null without a check}
-input, one request per line: {"fetch": {a RemoteFile's fields}}; {"drop": path}: give the file up and forget
-    its bytes; {"remove": path}: unlink a whole file
+input, one request per line: {"fetch": {a RemoteFile's fields}}; {"remove": path}: unlink a whole file
 messages: {"kind": "ready", "foreign": [path], "device"} once, as the first; foreign are other clients'
     partial files, left alone, device is the landing's st_dev; then, each with its "path",
     {"kind": "start", "offset"}, and {"kind": "progress", "bytes", "received"}: `bytes` are durable now
@@ -15,11 +14,12 @@ messages: {"kind": "ready", "foreign": [path], "device"} once, as the first; for
     {"kind": "mismatch", "expected", "found", "count", "evidence", "landed"}: wrong content was set aside
     {"kind": "done", "how", "size", "sha256", "cached", "unproven", "fetched"} or
     {"kind": "failed", "class", "reason", "status"}: the end of a file
-    {"kind": "dropped"}, {"kind": "removed"}, {"kind": "not_removed", "reason"}
+    {"kind": "removed"}, {"kind": "not_removed", "reason"}
     and, without a path, {"kind": "alive"} while no file is in work: all wait for their next try
 `received` and `fetched` count a file's bytes over the network, repeated bytes twice.
-result: {"status": "ended"} once its input is closed and no file is left.
-TERM: received bytes are made durable, exit 75. Exits 69 when the landing was replaced or has another owner.
+result: {"status": "ended"} once its input is closed.
+TERM or a closed input: received bytes are made durable; after TERM exit 75.
+Exits 69 when the landing was replaced or has another owner.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.transfer import FileFetch, Stopped, Terms
+from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Stopped, Terms
 from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.hub import HubRepo, hub_token, origin
-from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, FetchFailed, next_pause
 from stoker.kit.backoff import Backoff
-from stoker.kit.workers.child import InputClosed, Report, WorkerStopped, paced, run_worker
+from stoker.kit.workers.child import InputClosed, Report, paced, run_worker
 from stoker.store.errors import StokerError, UnavailableError
 
-_TURN_S, _DRAIN_S = 0.5, 0.05
+_TURN_S = 0.5
 _FOREIGN_SHOWN = 100
 _ALIVE_EVERY_S = 2.0
 _HASHING_EVERY_S = 1.0
@@ -91,17 +90,6 @@ class Queue:
         with self._changed:
             self._files.pop(path, None)
 
-    def drop(self, path: str) -> bool:
-        """Forgets a file; False while a thread works on it, which ends soon and stays until removed."""
-        with self._changed:
-            file = self._files.get(path)
-            if file is not None and file.in_hand:
-                file.stop(dropped=True)
-                return False
-            if file is not None:
-                self._files.pop(path).close()
-            return True
-
     def end(self) -> None:
         """Ends the queue: no more files are taken."""
         with self._changed:
@@ -113,9 +101,6 @@ class Queue:
         with self._changed:
             return [file for file in self._files.values() if file.in_hand]
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def _due(self, file: FileFetch) -> float:
         return max(file.not_before, self._closed_until.get(origin(file.file.url), 0.0))
 
@@ -126,7 +111,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 class FetchWorker:
-    """The fetching threads, the committing thread, and the main thread, which reads the daemon's requests."""
+    """The fetching threads, and the main thread, which reads the daemon's requests and commits bytes."""
 
     def __init__(self, task: dict[str, Any], report: Report) -> None:
         self._task, self._report = task, report
@@ -144,43 +129,32 @@ class FetchWorker:
         self._callers = [Caller(manners) for _ in range(task["files_at_once"])]
 
     def run(self) -> dict[str, Any]:
-        """Reads requests until the input closes, then finishes; reports regularly."""
+        """Reads requests and commits received bytes, until the input closes or a stop is asked."""
         self._landing.sweep()
         device = self._landing.root.stat().st_dev
         self._report("ready", foreign=self._landing.foreign(_FOREIGN_SHOWN), device=device)
-        threading.Thread(target=self._commit, daemon=True).start()
         for caller in self._callers:
             threading.Thread(target=self._fetch, args=(caller,), daemon=True).start()
-        open_input = True
-        while not self._report.stopping and (open_input or len(self._queue)):
-            try:
-                if open_input:
-                    self._hear(self._report.receive(timeout_s=_TURN_S) or {})
-                else:
-                    time.sleep(_DRAIN_S)
-            except InputClosed:
-                open_input = False
-            if not self._queue.in_hand():
-                self._alive()
-            if self._gone:
-                raise UnavailableError(self._gone)
+        commit = paced(self._commit, self._task["commit_s"])
+        with contextlib.suppress(InputClosed):
+            while not self._report.stopping:
+                self._hear(self._report.receive(timeout_s=min(_TURN_S, self._task["commit_s"])) or {})
+                commit()
+                if not self._queue.in_hand():
+                    self._alive()
+                if self._gone:
+                    raise UnavailableError(self._gone)
         self._queue.end()
-        if self._report.stopping:
-            for file in self._queue.in_hand():
-                file.stop()
-                file.commit()
-            raise WorkerStopped
+        for file in self._queue.in_hand():
+            file.stop()
+        self._commit()
+        self._report.raise_if_stopping()
         return {"status": "ended"}
 
     def _hear(self, wish: dict[str, Any]) -> None:
         if "fetch" in wish:
             file = RemoteFile(**wish["fetch"])
             self._queue.add(FileFetch(file, self._terms, Backoff(*self._task["backoff"])))
-        elif "drop" in wish:
-            if self._queue.drop(wish["drop"]):
-                with contextlib.suppress(StokerError):
-                    self._landing.forget(wish["drop"])
-                self._report("dropped", path=wish["drop"])
         elif "remove" in wish:
             try:
                 self._landing.remove(wish["remove"])
@@ -190,57 +164,46 @@ class FetchWorker:
                     self._gone = str(error)
                 self._report("not_removed", path=wish["remove"], reason=str(error))
 
+    def _commit(self) -> None:
+        for file in self._queue.in_hand():
+            file.commit()
+
     # Work of the other threads
 
     def _fetch(self, caller: Caller) -> None:
         while (file := self._queue.take()) is not None:
             try:
-                self._try(file, caller)
-            except FetchFailed as failure:  # during the clean-up after a failure
-                self._give_up(file, failure)
+                done = file.attempt(caller)
+                self._end(file, "done", fetched=file.received, **asdict(done))
+            except Stopped:
+                return  # the main thread makes the bytes durable
+            except FetchFailed as failure:
+                self._failed(file, failure)
             except Exception as error:  # noqa: BLE001 - reported as this file's end; the other files continue
                 traceback.print_exception(error)
-                self._give_up(file, FetchFailed("bug", f"{type(error).__name__}: {error}"))
-
-    def _try(self, file: FileFetch, caller: Caller) -> None:
-        try:
-            done = file.attempt(caller)
-        except (Stopped, FetchFailed) as failure:
-            if self._report.stopping:
-                return  # the main thread makes the bytes durable
-            if file.dropped or isinstance(failure, Stopped):
-                file.forget()
-                self._end(file, "dropped")
-            else:
-                self._failed(file, failure)
-        else:
-            self._end(file, "done", fetched=file.received, **asdict(done))
+                self._failed(file, FetchFailed("bug", f"{type(error).__name__}: {error}"))
 
     def _failed(self, file: FileFetch, failure: FetchFailed) -> None:
+        """Schedules another try, or gives the file up."""
+        if self._queue.ended:
+            return
+        told = {"class": failure.kind, "reason": failure.reason, "status": failure.status}
         wait_s = next_pause(failure, file.failures, self._task["attempts"], file.backoff.next())
         if wait_s is not None:
-            self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **_told(failure))
+            self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **told)
             self._queue.put_back(file, wait_s, everywhere=failure.kind == "throttled")
             return
         if failure.kind == "gone":  # this process holds the former directory open
             self._gone = failure.reason
         if failure.kind in COUNTED:
-            file.forget()  # with its counts: a new request starts afresh
-        self._give_up(file, failure)
-
-    def _give_up(self, file: FileFetch, failure: FetchFailed) -> None:
+            with contextlib.suppress(FetchFailed):
+                file.forget()  # with its counts: a new request starts afresh
         file.close()
-        self._end(file, "failed", **_told(failure))
+        self._end(file, "failed", **told)
 
     def _end(self, file: FileFetch, kind: str, **fields: Any) -> None:
         self._queue.remove(file.file.path)
         self._report(kind, path=file.file.path, **fields)
-
-    def _commit(self) -> None:
-        while not self._queue.ended:
-            time.sleep(self._task["commit_s"])
-            for file in self._queue.in_hand():
-                file.commit()
 
     def _tell(self, kind: str, **fields: Any) -> None:
         """Passes on a file's report."""
@@ -248,10 +211,6 @@ class FetchWorker:
             self._hashing(fields)
         else:
             self._report(kind, **fields)
-
-
-def _told(failure: FetchFailed) -> dict[str, Any]:
-    return {"class": failure.kind, "reason": failure.reason, "status": failure.status}
 
 
 if __name__ == "__main__":

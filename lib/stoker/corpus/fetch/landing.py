@@ -165,7 +165,7 @@ class Landing:
         return sorted(foreign)[:most]
 
     def keep_evidence(
-        self, bad: Path, path: str, reason: Mapping[str, Any], *, most_files: int, most_bytes: int
+        self, bad: Path, path: str, about: Mapping[str, Any], most_files: int, most_bytes: int
     ) -> str:
         """Moves wrong content into the evidence, removing the oldest to stay within its budget.
 
@@ -185,8 +185,8 @@ class Landing:
                     remove_tree(place)
             place = folder / f"{new_id()}-{record_name(self.dataset, path)}"
             make_dir(place)
-            note = {"v": 1, "kind": "download", "path": path, **reason, "time": utc_now()}
-            write_record(place / "reason.json", note)
+            note = {"v": 1, "kind": "download", "path": path, "reason": "mismatch", "time": utc_now()}
+            write_record(place / "reason.json", {**note, **about})
             move_durably(bad, place / CONTENT)
         return str(place)
 

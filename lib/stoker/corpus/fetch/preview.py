@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.transfer import FileFetch, Terms
+from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Terms
 from stoker.corpus.http.client import Caller, Manners
-from stoker.corpus.http.rate_limits import Bandwidth
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed, next_pause
 from stoker.corpus.staging.finding import BadParquet

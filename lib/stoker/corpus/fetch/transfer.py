@@ -15,7 +15,6 @@ from pathlib import Path
 from stoker.corpus.fetch.landing import Landing
 from stoker.corpus.fetch.part import Part, look_at_landed
 from stoker.corpus.http.client import Caller
-from stoker.corpus.http.rate_limits import Bandwidth, RateWatch
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, resume_offset
 from stoker.corpus.source.idle_io import Background, giving_way_on_disk
@@ -25,6 +24,50 @@ from stoker.store.errors import FULL, UnavailableError
 _AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENOTCONN)
 
 Tell = Callable[..., None]
+
+
+class Bandwidth:
+    """A bucket that fills with `rate` bytes per second, up to a second's worth; None is without limit.
+
+    take() books bytes that have arrived and returns how long to pause: while a reader pauses, TCP's window
+    closes and the server sends no more. Thread-safe; all readers share one debt.
+    """
+
+    def __init__(self, rate: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._rate = rate
+        self._full_at = clock()  # when the bucket will be full again
+
+    def take(self, size: int) -> float:
+        """Books `size` bytes; returns the seconds to pause before reading on."""
+        with self._lock:
+            if self._rate is None:
+                return 0.0
+            now = self._clock()
+            self._full_at = max(self._full_at, now - 1.0) + size / self._rate
+            return max(0.0, self._full_at - now)
+
+
+class RateWatch:
+    """Detects a server that sends too slowly: fewer than `least` bytes per second over `window_s` seconds.
+
+    Only the seconds spent waiting for the network count, so Stoker's own limit, a slow disk or a pause of
+    this process is never blamed on the server.
+    """
+
+    def __init__(self, least: float, window_s: float) -> None:
+        self._least, self._window_s = least, window_s
+        self._waited_s = self._bytes = 0.0
+
+    def add(self, waited_s: float, size: int) -> bool:
+        """Records a read that waited so long for so many bytes; True when the server is too slow."""
+        self._waited_s += waited_s
+        self._bytes += size
+        if self._waited_s < self._window_s:
+            return False
+        is_slow = self._bytes < self._least * self._waited_s
+        self._waited_s = self._bytes = 0.0
+        return is_slow
 
 
 @dataclass(frozen=True)
@@ -58,7 +101,7 @@ class Done:
 
 
 class Stopped(Exception):
-    """The file was dropped, or the worker stops."""
+    """The worker stops."""
 
 
 class FileFetch:
@@ -67,7 +110,7 @@ class FileFetch:
     def __init__(self, file: RemoteFile, terms: Terms, backoff: Backoff) -> None:
         self.file, self.backoff = file, backoff
         self.failures: Counter[str] = Counter()  # by kind; only those in COUNTED matter
-        self.dropped = self.in_hand = False
+        self.in_hand = False
         self.not_before = 0.0  # when the next attempt may begin, monotonic seconds
         self.received = 0  # bytes over the network, including repeated bytes
         self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
@@ -80,7 +123,15 @@ class FileFetch:
         before = self._part.size
         try:
             with _disk_failures(self.file.path):
-                return self._attempt(caller)
+                self._landing.insist()
+                if (landed := self._look_at_landed()) is not None:
+                    return landed
+                if not self._part.opened:
+                    self._open()
+                if self._part.size != self._part.total:
+                    self._insist_on_room()
+                    self._fetch(caller)
+                return self._finish()
         except FetchFailed as failure:
             if self._part.size - before >= PROGRESS_BYTES:
                 self.failures["expired"] = 0  # progress never forgets wrong content
@@ -89,9 +140,8 @@ class FileFetch:
             self.commit()
             raise
 
-    def stop(self, *, dropped: bool = False) -> None:
-        """Ends the present attempt soon, for good; its bytes stay, unless the file is dropped."""
-        self.dropped = self.dropped or dropped
+    def stop(self) -> None:
+        """Ends the present attempt soon, for good; its bytes stay."""
         self._wake.set()
 
     def commit(self) -> None:
@@ -111,17 +161,6 @@ class FileFetch:
             self._landing.forget(self.file.path)
 
     # An attempt
-
-    def _attempt(self, caller: Caller) -> Done:
-        self._landing.insist()
-        if (landed := self._look_at_landed()) is not None:
-            return landed
-        if not self._part.opened:
-            self._open()
-        if self._part.size != self._part.total:
-            self._insist_on_room()
-            self._fetch(caller)
-        return self._finish()
 
     def _look_at_landed(self) -> Done | None:
         path = self._landing.target(self.file.path)
@@ -200,8 +239,8 @@ class FileFetch:
     def _set_aside(self, bad: Path, differs: tuple[str, str], count: int, *, landed: bool) -> None:
         """Keeps wrong content as evidence, and reports it."""
         told = {"expected": differs[0], "found": differs[1], "landed": landed}
-        most = {"most_files": self._terms.keep_files, "most_bytes": self._terms.keep_bytes}
-        place = self._landing.keep_evidence(bad, self.file.path, {"reason": "mismatch", **told}, **most)
+        terms = self._terms
+        place = self._landing.keep_evidence(bad, self.file.path, told, terms.keep_files, terms.keep_bytes)
         if not landed:
             self._part.start_over(count)  # the count is durable before the report
         self._tell("mismatch", path=self.file.path, evidence=place, count=count, **told)

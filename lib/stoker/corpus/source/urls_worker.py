@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.http.urls import MOST_BYTES, read_urls
+from stoker.corpus.http.remote_file import MOST_LIST_BYTES, read_urls
 from stoker.corpus.source.folder import Selection
 from stoker.corpus.source.listed_files import tell_files
 from stoker.kit.workers.child import Report, run_worker
@@ -51,9 +51,9 @@ def _is_written(file: Path, settle_s: float) -> bool:
 
 def _read(file: Path) -> tuple[str, str]:
     with file.open("rb") as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"{file} is larger than {MOST_BYTES} bytes; split it over several datasets")
+        data = stream.read(MOST_LIST_BYTES + 1)
+    if len(data) > MOST_LIST_BYTES:
+        raise ConfigError(f"{file} is larger than {MOST_LIST_BYTES} bytes; split it over several datasets")
     try:
         return data.decode(), hashlib.sha256(data).hexdigest()
     except UnicodeDecodeError as error:
