@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.records.receipts import write_receipt
-from stoker.corpus.source.idle_io import NICE
+from stoker.corpus.source.hash_worker import NICE
 from stoker.kit.process import children_tree
 from support.downloads import stoker_command
 from support.pipelines import DataPipeline, make_pipeline

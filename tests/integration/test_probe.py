@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli.data.download import probe
 from stoker.corpus.http.client import Manners
 from stoker.corpus.http.hub import HubRepo
-from stoker.corpus.source.probe import probe
 from support.fetching import hub_file
 from support.loopback_hub import REPO, LoopbackHub, noise
 

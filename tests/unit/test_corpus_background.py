@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import platform
-import threading
-
 import pytest
 
-from stoker.corpus.source.idle_io import (
+from stoker.corpus.source.hash_worker import (
     EVERY_S,
     GRACE_S,
     LITTLE,
     LOOK_S,
     MOST_TURNS,
     Background,
-    giving_way_on_disk,
 )
 from stoker.observe.machine import Pressure
 
@@ -116,26 +111,3 @@ def test_what_nobody_feels_is_read_without_a_stop() -> None:
     assert machine.now > BEGIN + EVERY_S
     assert len(told) > 4 + EVERY_S, "it says that it lives"
     assert set(told) == {LITTLE // 4}
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the call's number is not known")
-def test_a_thread_gives_way_on_the_disk_only_within_the_block_and_keeps_what_it_was_given() -> None:
-    number = {"x86_64": 252, "aarch64": 31}[platform.machine()]
-    found: list[int] = []
-
-    def look() -> None:
-        found.append(ctypes.CDLL(None).syscall(number, 1, 0) >> 13)
-
-    def reader() -> None:
-        look()
-        with giving_way_on_disk():
-            look()
-            with giving_way_on_disk():
-                pass
-            look()
-        look()
-
-    thread = threading.Thread(target=reader)
-    thread.start()
-    thread.join()
-    assert found == [found[0], 3, 3, found[0]] and found[0] != 3

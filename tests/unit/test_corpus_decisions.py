@@ -13,8 +13,7 @@ from stoker.corpus.records.dataset import choose_training_set
 from stoker.corpus.records.receipts import Listing, Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.outcome import convicted, judge
-from stoker.corpus.source.arrivals import FolderRules, Watched, is_rot, settling, watch
-from stoker.corpus.source.folder import FileSeen
+from stoker.corpus.source.folder import FileSeen, FolderRules, Watched, is_rot, settling, watch
 from stoker.corpus.staging.disk_contents import Seen, parquet_name, reconcile_hot
 from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import DataError

@@ -15,7 +15,7 @@ import xxhash
 
 from crash import Crash, check_crashes
 from stoker.corpus.source import hash_worker
-from stoker.corpus.source.idle_io import Background
+from stoker.corpus.source.hash_worker import Background
 from stoker.corpus.staging import stage_worker
 from stoker.corpus.staging.cleanup_worker import main as sweep_main
 from stoker.corpus.staging.stage_worker import Wanted, bring

@@ -15,8 +15,16 @@ from typing import Any
 from stoker.config.units import format_duration
 from stoker.corpus.fetch.decide import Change, hashed, looked_at_again, refused
 from stoker.corpus.records.receipts import Unneeded, first
-from stoker.corpus.source.arrivals import FolderRules, Look, Watched, file_of, settling, watch
-from stoker.corpus.source.folder import DEFAULT_INCLUDE, FileSeen
+from stoker.corpus.source.folder import (
+    DEFAULT_INCLUDE,
+    FileSeen,
+    FolderRules,
+    Look,
+    Watched,
+    file_of,
+    settling,
+    watch,
+)
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Activity, Job, WorkerPool

@@ -19,8 +19,9 @@ from stoker.corpus.records.receipts import Listing, Unneeded, first
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source as SourceRecord
 from stoker.corpus.records.sources import read_source
-from stoker.corpus.source.arrivals import file_of
+from stoker.corpus.source.folder import file_of
 from stoker.corpus.source.remote_listing import (
+    WORKER,
     Listed,
     NotListed,
     listing_outcome,
@@ -84,13 +85,13 @@ class RemoteSource(Source[RemoteFile]):
         now = time.monotonic()
         if LISTER not in self.pool and now >= self._listing_due():
             self.found = []
-            module, task = listing_task(
+            task = listing_task(
                 self.source,
                 pinned=None if self.source.follow else self.revision or None,
                 known=self.revision if self.seen else None,
                 settle_s=min(LIST_SETTLES_S, self.pipeline.stage.settle),
             )
-            self.pool.start(Activity("list", module, LIST_SILENT_S), LISTER, task, None)
+            self.pool.start(Activity("list", WORKER, LIST_SILENT_S), LISTER, task, None)
         if self.seen and self.is_bounded and now >= self.stretch_due:
             self._select(self.state.work.listed)
 

@@ -143,7 +143,7 @@ class Download(Scenario):
         return {
             "daemon_rss_bytes": peaks["daemon"],
             "worker_rss_bytes": peaks["fetch_worker"],
-            "lister_rss_bytes": peaks["hub_worker"],
+            "lister_rss_bytes": peaks["remote_worker"],
         }
 
     def _url(self, number: int) -> str:

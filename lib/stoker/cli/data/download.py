@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 
@@ -14,12 +17,11 @@ from stoker.cli.options import pipeline_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
 from stoker.corpus.fetch.decide import VOUCHED, speaks_of
-from stoker.corpus.http.client import Manners
+from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import REFUSALS
+from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed, Kept, judge
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
-from stoker.corpus.source.probe import probe
 from stoker.store.errors import UnavailableError, UsageError
 from stoker.store.files import inside
 
@@ -158,3 +160,44 @@ def _measure(pipeline: Pipeline, listed: Listed, manners: Manners, missing: list
         click.echo(f"                about {format_bytes(left)}, if all are as large as the first ones")
     click.echo(f"time            about {format_duration(left / rate)}")
     return 0
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The bytes and seconds of a probe, the sizes reported by the server, and the first failure."""
+
+    bytes: int
+    seconds: float
+    sizes: list[int]
+    failure: FetchFailed | None
+
+
+def probe(files: Sequence[RemoteFile], seconds: float, manners: Manners) -> Probed:
+    """Reads every file at once until the time is up, each at most to its end."""
+    readers = [_Reader(Caller(manners), file) for file in files]
+    began = time.monotonic()
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(max(0.0, began + seconds - time.monotonic()))
+    failure = next((reader.failure for reader in readers if reader.failure is not None), None)
+    sizes = [reader.size for reader in readers if reader.size is not None]
+    return Probed(sum(reader.read for reader in readers), time.monotonic() - began, sizes, failure)
+
+
+class _Reader(threading.Thread):
+    def __init__(self, caller: Caller, file: RemoteFile) -> None:
+        super().__init__(daemon=True)
+        self.read = 0
+        self.size: int | None = None
+        self.failure: FetchFailed | None = None
+        self._caller, self._file = caller, file
+
+    def run(self) -> None:
+        try:
+            with self._caller.open(self._file.url) as (answer, chunks):
+                self.size = judge(answer, Kept(), self._file)
+                for chunk in chunks:
+                    self.read += len(chunk)
+        except FetchFailed as failure:
+            self.failure = failure

@@ -15,7 +15,7 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed
 from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
-from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
+from stoker.corpus.source.remote_listing import WORKER, listing_task, origin_of, pinned_by, repo_of
 from stoker.kit.workers.pool import Activity
 from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
 
@@ -60,11 +60,11 @@ def _ask(pipeline: Pipeline, source: Source) -> Listed:
             rows.extend(RemoteFile.listed(*row) for row in message["files"])
 
     pinned = pinned_by(source, read_listing(pipeline.layout, pipeline.dataset.name))
-    module, task = listing_task(source, pinned=pinned)
+    task = listing_task(source, pinned=pinned)
     origin, repo = origin_of(source), repo_of(source)
     what = f"{origin} cannot be listed"
     with Workers() as workers:
-        result = workers.run(Activity("list", module, LIST_QUIET_S), task, what, hear)
+        result = workers.run(Activity("list", WORKER, LIST_QUIET_S), task, what, hear)
     if result["status"] == "failed":
         failure = FetchFailed(result["class"], result["reason"], retry_after_s=result.get("retry_after_s"))
         raise error_of(failure, what)

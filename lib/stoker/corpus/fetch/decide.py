@@ -17,8 +17,7 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.dataset import choose_training_set, slice_of
 from stoker.corpus.records.receipts import Listing, Receipt, ReceiptState, Unneeded
 from stoker.corpus.records.sources import TERMINAL, Source
-from stoker.corpus.source.arrivals import file_of, is_rot
-from stoker.corpus.source.folder import FileSeen
+from stoker.corpus.source.folder import FileSeen, file_of, is_rot
 
 VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
 

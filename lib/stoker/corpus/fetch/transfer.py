@@ -17,7 +17,7 @@ from stoker.corpus.fetch.part import Part, look_at_landed
 from stoker.corpus.http.client import Caller
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, resume_offset
-from stoker.corpus.source.idle_io import Background, giving_way_on_disk
+from stoker.corpus.source.hash_worker import Background
 from stoker.kit.backoff import Backoff
 from stoker.store.errors import FULL, UnavailableError
 
@@ -164,8 +164,7 @@ class FileFetch:
 
     def _look_at_landed(self) -> Done | None:
         path = self._landing.target(self.file.path)
-        with giving_way_on_disk():
-            landed = look_at_landed(self.file, path, self._terms.background.following(self._hashing))
+        landed = look_at_landed(self.file, path, self._terms.background.following(self._hashing))
         if landed is None:
             return None
         found, differs = landed

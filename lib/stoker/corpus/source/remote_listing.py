@@ -15,7 +15,7 @@ from stoker.corpus.records.receipts import Listing
 from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import ConfigError, UnavailableError
 
-HUB_WORKER, URLS_WORKER = "stoker.corpus.source.hub_worker", "stoker.corpus.source.urls_worker"
+WORKER = "stoker.corpus.source.remote_worker"
 
 
 def repo_of(source: Source) -> HubRepo | None:
@@ -51,19 +51,21 @@ def pinned_by(source: Source, listing: Listing | None) -> str | None:
 
 def listing_task(
     source: Source, *, pinned: str | None = None, known: str | None = None, settle_s: float = 0.0
-) -> tuple[str, dict[str, Any]]:
-    """Returns (module, task) of the worker that lists the source.
+) -> dict[str, Any]:
+    """Returns the task of the worker that lists the source.
 
     The revision `known` is not listed again, nor is a list of URLs that changed less than settle_s ago.
     """
-    task: dict[str, Any] = {
+    return {
+        **access_to(source),
         "include": list(source.include),
         "exclude": list(source.exclude),
         "known": known,
+        "revision": source.revision,
+        "pinned": pinned,
+        "file": str(source.urls_file),
+        "settle_s": settle_s,
     }
-    if repo_of(source) is None:
-        return URLS_WORKER, {**task, "file": str(source.urls_file), "settle_s": settle_s}
-    return HUB_WORKER, {**task, **access_to(source), "revision": source.revision, "pinned": pinned}
 
 
 @dataclass(frozen=True)

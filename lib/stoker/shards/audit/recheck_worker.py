@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stoker.corpus.source.idle_io import give_way
+from stoker.corpus.source.hash_worker import give_way
 from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.stage_worker import Wanted, bring, why_away
 from stoker.kit.workers.child import heartbeat, run_worker

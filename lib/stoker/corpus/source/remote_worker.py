@@ -1,83 +1,137 @@
-"""Worker: lists a hub's repository at a commit. It imports huggingface_hub, without telemetry and xet.
+"""Worker: lists a fetched source, at a hub's commit or from a list of URLs.
 
-task: {"hub": {"repo", "repo_type", "endpoint"}, "token_file", "revision", "include": [...], "exclude": [...],
+For a hub it imports huggingface_hub, without telemetry and xet. It sends each request once: the daemon makes
+the pauses. It is silent while a hub, or the disk of a list, does not answer.
+
+task: {"include": [...], "exclude": [...],
+       "known": the revision of an earlier listing or null; while it is the present one, no file is listed,
+       "hub": {"repo", "repo_type", "endpoint"}, "token_file", "revision",
        "pinned": the commit to list, or null for what `revision` means now,
-       "known": a commit; while `revision` still means that commit, no file is listed}
+       "file": the list of URLs, where `hub` is null,
+       "settle_s": a changed list counts once it was not written to for so long}
 messages: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and then, and, as often as needed,
-    {"kind": "files", "files": [[path, size, sha256 or null, git blob name or null]]}, in no order promised
+    {"kind": "files", "files": [[path, size, sha256, git blob name, url]]}, with null where size, sum or name
+    is not known, in no order promised
 result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "refused_in_all"},
     {"status": "unchanged", "revision"},
     {"status": "failed", "class", "reason", "retry_after_s"}: class is one of gated,
-    unauthorized, forbidden, missing, vanished, refused, offline (nothing that a second try would change) and
+    unauthorized, forbidden, missing, vanished, refused, offline (nothing that a second try would change),
     throttled, server, connect, stalled, broken (to be tried again, after retry_after_s where the hub says so)
-Each request is sent once: the daemon makes the pauses. This worker is silent while a hub does not answer.
+    and list (the list of URLs cannot be read, or has wrong lines, with their numbers)
+The revision of a list of URLs is the sha256 of its bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.corpus.http.client import advice, client_does_not_start
 from stoker.corpus.http.hub import HubRepo, explain, hub_token, is_commit, origin
-from stoker.corpus.http.remote_file import clashes, printable, unsafe
+from stoker.corpus.http.remote_file import MOST_LIST_BYTES, clashes, printable, read_urls, unsafe
 from stoker.corpus.http.retry_rules import Answer, FetchFailed, refusal
 from stoker.corpus.source.folder import Selection
-from stoker.corpus.source.listed_files import FILES_A_MESSAGE, tell_files
 from stoker.kit.workers.child import Report, run_worker
+from stoker.store.errors import ConfigError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
+_FILES_A_MESSAGE = 500  # well below a message's size limit for names of any length
+_REFUSED_SHOWN = 100
 _CONNECT_S, _READ_S = 20.0, 30.0
 _AGENT = "stoker"
 
-Row = tuple[str, int, str | None, str | None]
+Row = tuple[str, int | None, str | None, str | None, str]
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Pins, lists and reports."""
+    selection = Selection(task["include"], task["exclude"])
     try:
-        return _list(task, report, _Asked(HubRepo(**task["hub"]), hub_token(task["token_file"])))
+        return (_list_urls if task["hub"] is None else _list_hub)(task, selection, report)
     except FetchFailed as failure:
         return failure.result()
 
 
-def _list(task: dict[str, Any], report: Report, asked: _Asked) -> dict[str, Any]:
-    commit = task["pinned"] or asked.commit(task["revision"])
+def _unchanged(revision: str) -> dict[str, Any]:
+    return {"status": "unchanged", "revision": revision}
+
+
+def _listed(
+    report: Report, revision: str, files: Sequence[Row], refused: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
+    """Reports the files in batches; returns the worker's result."""
+    for start in range(0, len(files), _FILES_A_MESSAGE):
+        report("files", files=files[start : start + _FILES_A_MESSAGE])
+    shown = {"refused": list(refused[:_REFUSED_SHOWN]), "refused_in_all": len(refused)}
+    return {"status": "listed", "revision": revision, "files": len(files), **shown}
+
+
+# A list of URLs
+
+
+def _list_urls(task: dict[str, Any], selection: Selection, report: Report) -> dict[str, Any]:
+    file, known = Path(task["file"]), task["known"]
+    try:
+        text, revision = _read(file)
+        if known and (revision == known or _is_written(file, task["settle_s"])):
+            return _unchanged(known)
+        named = read_urls(text, str(file))
+    except OSError as error:
+        why = f"{file} cannot be read: {error.strerror}; mount its disk, or correct dataset.source.urls_file"
+        raise FetchFailed("list", why) from error
+    except ConfigError as error:
+        raise FetchFailed("list", str(error)) from error
+    chosen = [each for each in named if selection.takes(each.path)]
+    rows = [(each.path, each.size, each.sha256, each.git, each.url) for each in chosen]
+    return _listed(report, revision, rows)
+
+
+def _is_written(file: Path, settle_s: float) -> bool:
+    """Whether the list may still be being written: half a list would drop files in progress."""
+    return 0 <= time.time() - file.stat().st_mtime < settle_s
+
+
+def _read(file: Path) -> tuple[str, str]:
+    with file.open("rb") as stream:
+        data = stream.read(MOST_LIST_BYTES + 1)
+    if len(data) > MOST_LIST_BYTES:
+        raise ConfigError(f"{file} is larger than {MOST_LIST_BYTES} bytes; split it over several datasets")
+    try:
+        return data.decode(), hashlib.sha256(data).hexdigest()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: {error}") from error
+
+
+# A hub's repository
+
+
+def _list_hub(task: dict[str, Any], selection: Selection, report: Report) -> dict[str, Any]:
+    hub = _Hub(HubRepo(**task["hub"]), hub_token(task["token_file"]))
+    commit = task["pinned"] or hub.commit(task["revision"])
     if commit == task["known"]:
-        return {"status": "unchanged", "revision": commit}
+        return _unchanged(commit)
     report("pinned", revision=commit)
-    selection = Selection(task["include"], task["exclude"])
-    rows, refused = _sift(_counted(asked.files(commit), report), selection)
-    return tell_files(report, commit, rows, refused)
-
-
-def _counted(rows: Iterator[Row], report: Report) -> Iterator[Row]:
-    for number, row in enumerate(rows, 1):
-        if number % FILES_A_MESSAGE == 0:
+    good: list[Row] = []
+    refused: list[tuple[str, str]] = []
+    for number, row in enumerate(hub.files(commit), 1):
+        if number % _FILES_A_MESSAGE == 0:
             report("reading", files=number)  # so that a long listing does not look like a hang
-        yield row
-
-
-def _sift(rows: Iterator[Row], selection: Selection) -> tuple[list[Row], list[list[str]]]:
-    """Returns the selected files with a possible place below the landing, and the others with reasons."""
-    good, refused = [], []
-    for row in rows:
         if reason := unsafe(row[0]):
             # Reported even if not selected: a name made to deceive may match or not.
-            refused.append([printable(row[0]), reason])
+            refused.append((printable(row[0]), reason))
         elif selection.takes(row[0]):
             good.append(row)
     clashing = clashes([row[0] for row in good])
-    refused += [[printable(path), reason] for path, reason in clashing.items()]
-    return [row for row in good if row[0] not in clashing], refused
+    refused += [(printable(path), reason) for path, reason in clashing.items()]
+    return _listed(report, commit, [row for row in good if row[0] not in clashing], refused)
 
 
-class _Asked:
+class _Hub:
     """The hub's client, changed to report each refusal at once instead of retrying silently."""
 
     def __init__(self, hub: HubRepo, token: str | None) -> None:
@@ -107,7 +161,8 @@ class _Asked:
             ):
                 if isinstance(entry, self._file_type):  # else a folder
                     sha256 = None if entry.lfs is None else str(entry.lfs.sha256)
-                    yield entry.path, int(entry.size), sha256, str(entry.blob_id) if sha256 is None else None
+                    blob = str(entry.blob_id) if sha256 is None else None
+                    yield entry.path, int(entry.size), sha256, blob, ""
 
     def _client(self) -> HfApi:
         os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "DO_NOT_TRACK": "1"}
@@ -118,6 +173,8 @@ class _Asked:
         try:
             session = huggingface_hub.get_session()
         except (ImportError, ValueError, OSError) as error:
+            from stoker.corpus.http.client import client_does_not_start  # noqa: PLC0415 - as below
+
             raise client_does_not_start(error) from error
         session.event_hooks = {
             "request": [*session.event_hooks["request"], self._before],
@@ -161,6 +218,8 @@ def _failures(where: str) -> Iterator[None]:
     except FetchFailed:
         raise
     except Exception as error:
+        from stoker.corpus.http.client import advice  # noqa: PLC0415 - loads an HTTP client of its own
+
         name = type(error).__name__
         transport = any(each.__name__ == "TransportError" for each in type(error).__mro__)
         if name == "OfflineModeIsEnabled":
