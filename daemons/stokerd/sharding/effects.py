@@ -145,12 +145,10 @@ class Alert:
     word: str
     about: str = ""
     level: str = "warning"
-    repeat: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, to: Effects) -> None:
-        how: dict[str, Any] = {"level": self.level, "repeat": self.repeat}
-        to.alerts.raise_(self.word, self.about, **how, **self.fields)
+        to.alerts.raise_(self.word, self.about, level=self.level, **self.fields)
 
 
 @dataclass(frozen=True)

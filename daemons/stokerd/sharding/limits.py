@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import Job
 from stoker.observe.ledger import LOOK_S, Place, has_room
-from stoker.observe.ledger import Disk as DiskSize
 from stoker.observe.machine import MemoryFacts, MemoryWatch, PressureGauge
 from stoker.plan.positions import linear
 from stoker.store.errors import DataError, StorageError, Transient, UnavailableError
@@ -126,11 +124,9 @@ class Memory:
     def look(self) -> None:
         """Reads the memory counters and ends the pause if enough is free."""
         headroom_bytes = self.look_now().headroom_bytes
-        before, self.ladder = (
-            self.ladder,
-            self.ladder.rested(headroom_bytes, ROOMY * self._soft, time.monotonic()),
-        )
-        if before.paused and not self.ladder.paused:
+        was_paused = self.ladder.paused
+        self.ladder = self.ladder.rested(headroom_bytes, ROOMY * self._soft, time.monotonic())
+        if was_paused and not self.ladder.paused:
             self.why = ""
             self._events.record("memory_resumed", **self.shown())
 
@@ -243,18 +239,11 @@ class Pauses:
         return "" if pause is None else f"staging waits: {pause.reason}"
 
     def _is_full(self, state: State, place: Place) -> bool:
-        """Whether no measure since the failed write shows free space; retries are at least LOOK_S apart."""
+        """Whether the last measure shows no room; retries are at least LOOK_S apart, in any case."""
         if (pause := self._all.get(place)) is None:
             return False
-        size = self._size(state, place)
-        return not has_room(size) or time.monotonic() - pause.failed_at < LOOK_S
-
-    def _size(self, state: State, place: Place) -> DiskSize | None:
-        if place != "state":
-            return next((disk.measure for disk in state.disks if disk.place == place), None)
-        found = os.statvfs(self._context.layout.state)  # always a local file system, so this cannot hang
-        blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
-        return DiskSize(0, found.f_blocks * found.f_frsize, blocks * found.f_frsize)
+        is_small = any(disk.place == place and not has_room(disk.measure) for disk in state.disks)
+        return is_small or time.monotonic() - pause.failed_at < LOOK_S
 
 
 def _is_stuck(state: State) -> bool:

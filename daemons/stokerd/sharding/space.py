@@ -240,7 +240,7 @@ class Space:
             figures = {"needed_bytes": needed, "free_bytes": size.free_bytes, "claimed_bytes": claimed}
             reason = f"{self.short[place]}; free some space: it goes on by itself"
             about: Mapping[str, Any] = {"place": place, "reason": reason, **figures}
-            yield Alert("disk_short", place, repeat=False, fields=about)
+            yield Alert("disk_short", place, fields=about)
 
 
 def _committed(state: State, source: Source) -> int:

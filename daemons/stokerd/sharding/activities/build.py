@@ -15,7 +15,7 @@ from stoker.kit.workers.pool import Job
 from stoker.store.requests import Request
 from stokerd.sharding.activities import base
 from stokerd.sharding.activities.base import BuildWork, Message, ShardActivity, SourceWork, marks
-from stokerd.sharding.effects import Answer, Begin, Effect, Event, Send, Write, event
+from stokerd.sharding.effects import Answer, Begin, Effect, Send, Write, event
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
@@ -115,11 +115,7 @@ def _not_built(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[
         case "outgrown":
             state.hot.look_soon()  # the partial set is gone
             state.records.reached.pop((source.path, source.sha256), None)
-            end = _refused(state, job, source)
-            if isinstance(end, Finding):
-                state.records.convicted[source.path] = end
-            else:
-                yield end
+            yield from _set_back(state, job, source)
         case "out_of_memory" | "over_memory":
             is_machines = outcome.kind == "out_of_memory"
             detail = memory.failed(source.path, job.facts.attempt, outcome.reason, is_machines=is_machines)
@@ -165,26 +161,27 @@ def answer_growth(state: State) -> Iterator[Effect]:
         yield Send(job.subject, {"room": 0 if granted is None else granted - FILES_BYTES})
 
 
-def _refused(state: State, job: Job[BuildWork], source: Source) -> Finding | Event:
-    """Returns the finding or the event of a build that ended because it got no space."""
+def _set_back(state: State, job: Job[BuildWork], source: Source) -> Iterator[Effect]:
+    """Has a build that got no space begin again once there is more, or convicts a file too large for hot."""
     growth = job.facts.refused
     assert growth is not None  # set with the refusal that ended the build
-    is_hopeless = growth.is_hopeless
-    state.space.set_back(state, source, None if is_hopeless else int(growth.needed * AGAIN))
     figures = {"needed_bytes": growth.needed, "expected_bytes": growth.expected}
-    if is_hopeless:
+    state.space.set_back(state, source, None if growth.is_hopeless else int(growth.needed * AGAIN))
+    if growth.is_hopeless:
         detail = (
             f"its shard set took {format_bytes(growth.needed)} and was not done, where "
             f"{format_bytes(growth.expected)} were expected; hot has {format_bytes(growth.most)} for it"
         )
         figures["room_bytes"] = growth.most
-        return Finding(EXCEEDS_DISK, detail, job.facts.row_group, figures=figures)
+        finding = Finding(EXCEEDS_DISK, detail, job.facts.row_group, figures=figures)
+        state.records.convicted[source.path] = finding
+        return
     reason = (
         f"its shard set needs more than the {format_bytes(growth.limit)} it may have on hot now; "
         "it begins again once there is more room"
     )
-    about = {**figures, "room_bytes": growth.limit}
-    return event("build_set_back", "warning", path=source.path, reason=reason, **about)
+    figures["room_bytes"] = growth.limit
+    yield event("build_set_back", "warning", path=source.path, reason=reason, **figures)
 
 
 BUILD = ShardActivity(

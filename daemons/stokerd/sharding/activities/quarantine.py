@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from stoker.corpus.quarantine.directory import (
@@ -37,40 +37,37 @@ if TYPE_CHECKING:
 
 VERBS = (RELEASE, REVALIDATE, DROP)
 SUBJECT = "/revalidate"  # of the job; never a source's path
-READ_EVERY_S = 60.0
+READ_EVERY_S, YOUNG_S = 60.0, 2.0
 GONE = "its file is not there any more, and no good copy of it was kept"
 # An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
 STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
 VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
 
 
-@dataclass
-class Round:
-    """A request to recheck everything: `todo` names the remaining entries, the other fields count results."""
-
-    todo: set[str]
-    released: list[str] = field(default_factory=list)
-    ends: Counter[str] = field(default_factory=Counter)
-
-
 class QuarantineState:
-    """`kept` is everything in quarantine, newest first; `rounds` are by the id of their request."""
+    """`kept` is everything in quarantine, newest first.
+
+    `rounds`: the requests to recheck everything, by id; the verdict on each entry, empty until its recheck.
+    """
 
     def __init__(self, layout: StateLayout) -> None:
         self._directory = layout.quarantine
-        self._read_due, self._stamp = 0.0, 0
+        self._read_due = self._stamp = 0.0
         self.kept: tuple[Kept, ...] = ()
-        self.rounds: dict[str, Round] = {}
+        self.rounds: dict[str, dict[str, str]] = {}
 
     def read_soon(self) -> None:
         self._read_due = 0.0
 
     def read(self) -> None:
-        """Reads the directory if its time stamp changed, else every READ_EVERY_S for inner changes."""
-        now, stamp = time.monotonic(), 0
+        """Reads the directory if its time stamp changed, else every READ_EVERY_S for inner changes.
+
+        A young time stamp may hide an entry that was made within the resolution of the clock.
+        """
+        now, stamp = time.monotonic(), 0.0
         if self._directory.exists():  # created with the first entry
-            stamp = self._directory.stat().st_mtime_ns
-        if stamp != self._stamp or now >= self._read_due:
+            stamp = self._directory.stat().st_mtime
+        if stamp != self._stamp or abs(time.time() - stamp) < YOUNG_S or now >= self._read_due:
             self._stamp, self._read_due = stamp, now + READ_EVERY_S
             self.kept = read_quarantine(self._directory)
 
@@ -81,12 +78,10 @@ class QuarantineState:
 
 def act(state: State) -> Iterator[Effect]:
     """Answers requests, restarts sources without a finding, and enforces the budget."""
-    quarantine, requests = state.records.quarantine, state.records.asked(*VERBS)
-    if any(quarantine.named(request) is None for request in requests):
-        quarantine.read_soon()  # the named entry may be new although the time stamp is unchanged
+    quarantine = state.records.quarantine
     quarantine.read()
     yield from _restart_without_finding(state)
-    for request in requests:
+    for request in state.records.asked(*VERBS):
         if request.verb == DROP:
             yield from _drop(state, request)
         else:
@@ -108,16 +103,10 @@ def _quarantined(state: State) -> list[Source]:
 
 def _restart_without_finding(state: State) -> Iterator[Effect]:
     """Starts over sources whose finding an operator removed: the loop judges them again."""
-    quarantine = state.records.quarantine
-    for _ in range(2):  # the time stamp may hide an entry that was made within its resolution
-        known = findings(quarantine.kept)
-        lost = [one for one in _quarantined(state) if (one.path, one.sha256) not in known]
-        if not lost:
-            return
-        quarantine.read_soon()
-        quarantine.read()
-    for source in lost:
-        yield StartOver(source, "what was found against it is gone from quarantine", "warning")
+    known = findings(state.records.quarantine.kept)
+    for source in _quarantined(state):
+        if (source.path, source.sha256) not in known:
+            yield StartOver(source, "what was found against it is gone from quarantine", "warning")
 
 
 def mark_released(kept: Kept, why: str) -> Iterator[Effect]:
@@ -152,13 +141,14 @@ def _round(state: State, request: Request) -> Mapping[str, Any] | None:
     quarantine = state.records.quarantine
     if request.id not in quarantine.rounds:
         waiting = due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0)
-        quarantine.rounds[request.id] = Round({kept.name for kept in waiting})
-    one = quarantine.rounds[request.id]
-    one.todo &= {kept.name for kept in quarantine.kept if kept.released is None}
-    if one.todo:
+        quarantine.rounds[request.id] = {kept.name: "" for kept in waiting}
+    verdicts = quarantine.rounds[request.id]
+    if any(verdicts.get(kept.name) == "" for kept in quarantine.kept if kept.released is None):
         return None
     del quarantine.rounds[request.id]
-    return {"released": one.released, "bad": one.ends["bad"], "unreadable": one.ends["unreadable"]}
+    ends = Counter(verdicts.values())
+    released = [kept.path for kept in quarantine.kept if verdicts.get(kept.name) == "good"]
+    return {"released": released, "bad": ends["bad"], "unreadable": ends["unreadable"]}
 
 
 def _drop(state: State, request: Request) -> Iterator[Effect]:
@@ -187,7 +177,8 @@ def next_look(state: State) -> tuple[Kept, bool] | None:
     for request in state.records.asked(RELEASE):
         if (kept := quarantine.named(request)) is not None and _release(state, request) is None:
             return kept, request.args.get("force") is True
-    asked = set[str]().union(*(one.todo for one in quarantine.rounds.values()))
+    rounds = quarantine.rounds.values()
+    asked = {name for verdicts in rounds for name, verdict in verdicts.items() if not verdict}
     every = state.pipeline.quarantine.revalidate
     for kept in due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0 if asked else every):
         if kept.name in asked or (not asked and state.retries.allows(f"{SUBJECT} {kept.name}")):
@@ -264,7 +255,7 @@ def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[E
             yield from _refuse(state, kept, words, "bad")
         case "changed":
             words = "its file differs from what its receipt says: it is hashed again"
-            yield from _refuse(state, kept, words, "")
+            yield from _refuse(state, kept, words, verdict)
             yield from dispute(state, source)
         case _:
             wait_s = round(state.retries.failed(f"{SUBJECT} {kept.name}"), 1)
@@ -279,15 +270,13 @@ def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effe
 
 
 def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -> Iterator[Effect]:
-    """Answers the requests to recheck this entry, and counts the verdict in every round."""
+    """Answers the requests to recheck this entry, and notes the verdict in every round."""
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, answer)
-    for one in state.records.quarantine.rounds.values():
-        if kept.name in one.todo:
-            one.todo.discard(kept.name)
-            one.ends[verdict] += 1
-            one.released += [kept.path] if verdict == "good" else []
+    for verdicts in state.records.quarantine.rounds.values():
+        if kept.name in verdicts:
+            verdicts[kept.name] = verdict
 
 
 RECHECK = ShardActivity(
