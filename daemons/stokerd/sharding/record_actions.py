@@ -122,8 +122,7 @@ def keep_demand(state: State, situation: Situation) -> Iterator[Effect]:
     if demand == before:
         return
     yield SetDemand(demand)
-    missed = [path for path in demand.missed if path not in before.missed]
-    for path in missed:
+    for path in sorted({*demand.missed} - {*before.missed}):
         reason = "its shard set is to be made again, and its file was removed after the last time"
         yield event("source_wanted_again", path=path, reason=reason)
 
@@ -162,11 +161,8 @@ def _restore_formers(state: State) -> Iterator[Effect]:
     sources = state.sources
     for former in [sources[path] for path in sources.formers]:
         origin = sources.get(str(former.former))
-        if (
-            origin is not None
-            and {origin.state, former.state} <= PUBLISHED
-            and origin.sha256 == former.sha256
-        ):
+        states = {former.state} if origin is None else {former.state, origin.state}
+        if origin is not None and states <= PUBLISHED and origin.sha256 == former.sha256:
             plain = Source(former.dataset, former.path, former.size, former.sha256, former=former.former)
             yield Write(replace(plain, state="duplicate", reason=f"same content as {origin.path}"))
     for source in [one for one in sources.values() if one.formers]:

@@ -34,7 +34,7 @@ FIGURES = (
     Figure("shard_sources", "Source files by state.", "sources.*", "state"),
     Figure("shard_documents", "Documents in proven shard sets.", "documents.*", "split"),
     Figure("shard_tokens", "Tokens in proven shard sets.", "tokens.*", "split"),
-    Figure("shard_imported_sets", "Imported shard sets.", "imported.by_documents.*", "documents"),
+    Figure("shard_imported_sets", "Imported shard sets.", "imported.*", "documents"),
     Figure("shard_dropped_rows", "Rows that filters dropped of proven shard sets.", "dropped.*", "reason"),
     Figure("shard_workers", "Workers at work.", "at_work.*", "activity"),
     Figure("shard_workers_rss_bytes", "Resident memory of all workers together.", "workers_rss_bytes"),
@@ -115,12 +115,8 @@ class Status:
 
         A build in progress counts by its tokens, in proportion to the files built before.
         """
-        sources, sums, pin, now = (
-            state.sources,
-            state.sources.sums,
-            state.records.pinning.pin,
-            time.monotonic(),
-        )
+        sources, pin, now = state.sources, state.records.pinning.pin, time.monotonic()
+        sums = sources.sums
         aside = len(sources.formers) + len(sources.imported)
         done, measured, builds = sum(sums.bytes[each] for each in TERMINAL), sums.measured, state.builds()
         for job in builds if measured.tokens else ():
@@ -146,7 +142,6 @@ class Status:
 def _records(state: State) -> dict[str, Any]:
     pin, sums = state.records.pinning.pin, state.sources.sums
     part = {} if pin is None or not pin.limit else {"files": len(pin.listing), "limit": dict(pin.limit)}
-    by_documents = {"known": sums.imported - sums.undocumented, "unknown": sums.undocumented}
     return {
         "dataset": state.records.dataset,
         "build_id": None if pin is None else pin.build_id,
@@ -156,11 +151,7 @@ def _records(state: State) -> dict[str, Any]:
         "documents": dict(sums.documents),
         "tokens": dict(sums.tokens),
         "dropped": dict(+sums.dropped),
-        "imported": {
-            "sets": sums.imported,
-            "documents_not_known": sums.undocumented,
-            "by_documents": by_documents,
-        },
+        "imported": {"known": sums.imported - sums.undocumented, "unknown": sums.undocumented},
     }
 
 
@@ -213,7 +204,7 @@ def _machine(state: State) -> dict[str, Any]:
 
 
 def _landing(state: State) -> dict[str, Any]:
-    """Returns the demand on the landing; empty for a folder source: its files are not fetched or removed."""
+    """Returns the files to remove from the landing; empty for a folder source: none of its are removed."""
     records = state.records
     if not records.is_fetched:
         return {}
@@ -269,7 +260,7 @@ def _text(status: Mapping[str, Any]) -> str:
         return f"every file so far is quarantined ({quarantined}); stoker events says why"
     if status["build_id"] is None:
         return f"waiting for the tokenizer's files: {sources['staged']} staged"
-    text = _built(sources, status["tokens"], status["imported"]["sets"])
+    text = _built(sources, status["tokens"], sum(status["imported"].values()))
     if "build" in workers:
         text += f", {workers['build']} building at {status['tokens_per_second']:,.0f} tokens/s"
     if quarantined:

@@ -98,7 +98,7 @@ def _built(state: State, job: Job[BuildWork], result: Message) -> Iterator[Effec
         return
     state.pauses.memory.succeeded(source.path)
     state.records.xxh3.pop(source.sha256, None)
-    yield from _proven(state, source, state.key(source), result["books"], result["manifest_sha256"])
+    yield from _proven(state, source, result)
 
 
 def _not_built(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[Effect]:
@@ -214,7 +214,7 @@ def _read(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effec
     if job.facts.is_asked:
         yield from _answer(state, source, proof)
     elif proof["verdict"] == "proven":
-        yield from _proven(state, source, state.key(source), proof["books"], proof["manifest_sha256"])
+        yield from _proven(state, source, proof)
     elif proof["verdict"] == "invalid":
         yield from base.reject_set(state, source, str(proof["reason"]))
     else:
@@ -242,24 +242,14 @@ def consider_requests(state: State) -> Iterator[Effect]:
     """Answers the requests that need no proof; the rest wait in `to_prove`."""
     waiting: dict[str, list[Request]] = {}
     for request in state.records.asked(PROVE_SET):
-        source = _owner(state, request.args.get("key"))
-        if source is None:
-            reason = "no shard set of this key is on record"
-            yield Answer(request, {"verdict": "unknown", "reason": reason})
-        elif not source.hot:
-            where = "on warm only" if source.evicted else f"not on hot, its source is {source.state}"
-            yield Answer(request, {"verdict": "invalid", "reason": f"the set is {where}"})
-        else:
+        key = str(request.args.get("key"))
+        source = state.sources.get(state.sources.of_key(key[:KEY16]) or "")
+        if source is not None and source.key == key and source.hot:
             waiting.setdefault(source.path, []).append(request)
+        else:
+            reason = "no shard set of this key is on hot"
+            yield Answer(request, {"verdict": "invalid", "reason": reason})
     state.records.to_prove = waiting
-
-
-def _owner(state: State, key: object) -> Source | None:
-    key_of, sources = state.records.pinning.key_of(), state.sources
-    owner = sources.get(sources.of_key(str(key)[:KEY16]) or "")
-    if owner is not None and owner.key == key:
-        return owner
-    return next((one for one in sources.values() if key_of and key_of(one.sha256) == key), None)
 
 
 PROVE = ShardActivity(
@@ -267,22 +257,15 @@ PROVE = ShardActivity(
 )
 
 
-def _proven(
-    state: State, source: Source, key: str, books: Mapping[str, Any], manifest_sha256: str
-) -> Iterator[Effect]:
+def _proven(state: State, source: Source, proof: Mapping[str, Any]) -> Iterator[Effect]:
     """Records that the source's set is published on hot and proven."""
+    key, books = state.key(source), proof["books"]
     state.retries.succeeded(source.path)
     state.hot.published.add(key[:KEY16])
     if state.sources.owner(source.sha256) not in (None, source.path):
         return  # one content has one set: the schedule makes this source a duplicate
-    done = source.moved(
-        "proven",
-        key=key,
-        books=Books.from_mapping(books),
-        manifest_sha256=manifest_sha256,
-        reason=None,
-        deaths=(),
-    )
+    about = {"books": Books.from_mapping(books), "manifest_sha256": proof["manifest_sha256"]}
+    done = source.moved("proven", key=key, **about, reason=None, deaths=())
     yield Write(done)
     state.discard_build(done)
     yield event(

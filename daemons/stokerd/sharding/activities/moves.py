@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 RETRY_S = 1.0  # after a full disk: the move continues once there is space
 DOUBTS = 3  # tries to read a copy that looks wrong, where the page cache cannot be bypassed
-MOVES = ("sync", "evict", "hydrate")
+# The kinds of moves, each with the event of its success.
+MOVES = {"sync": "shard_set_synced", "evict": "shard_set_evicted", "hydrate": "shard_set_hydrated"}
 
 
 def _begin_move(kind: str, state: State, path: str) -> Iterator[Effect]:
@@ -56,44 +57,36 @@ def _begin_recall(state: State, path: str) -> Iterator[Effect]:
 
 def on_end(state: State, job: Job[SourceWork], outcome: Outcome) -> Iterator[Effect]:
     """Delays a failed move until there is space, or until its retry time."""
-    source = state.sources[job.subject]
-    if outcome.kind != "disk_full":
-        yield from _try_again(state, job.kind, source, outcome.reason)
-        return
-    state.retries.retry_in(source.path, RETRY_S)
-    _discard_copy(state, job.kind, source)
-    state.pauses.disk_full(state, job, outcome.reason)
+    if outcome.kind == "disk_full":
+        state.retries.retry_in(job.subject, RETRY_S)
+        _discard_copy(state, job)
+        state.pauses.disk_full(state, job, outcome.reason)
+    else:
+        yield from _try_again(state, job, outcome.reason)
 
 
 def on_moved(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
     """Records the result of a finished move."""
-    kind = job.kind
-    state.retries.succeeded(job.subject)
+    source, kind, status = state.sources[job.subject], job.kind, result["status"]
+    key, reason = source.key16, str(result["reason"])
+    state.retries.succeeded(source.path)
     state.retries.succeeded(f"/{kind}")
     yield AlertOver(f"{kind}_failed", tell=f"{kind}_resumed")
-    yield from _moved(state, kind, state.sources[job.subject], result)
-
-
-def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator[Effect]:
-    key, reason = source.key16, str(result["reason"])
-    match (kind, result["status"]):
+    match (kind, status):
         case ("sync", "copied" | "existed"):
             now = "synced" if source.state == "proven" else source.state
             yield Write(source.moved(now, on_warm=True))
             state.records.rotten.discard(str(source.key))
             if state.warm is not None:
                 state.warm.published.add(key)
-            yield _event("shard_set_synced", state, kind, source, result)
         case ("sync", "bad_source"):
             yield from reject_set(state, source, reason)
         case ("hydrate", "copied" | "existed"):
             yield Write(replace(source, evicted=False, evicting=False))
             state.hot.published.add(key)
-            yield _event("shard_set_hydrated", state, kind, source, result)
         case ("evict", "evicted"):
             yield Write(replace(source, evicted=True, evicting=False))
             state.hot.published.discard(key)
-            yield _event("shard_set_evicted", state, kind, source, result)
         case ("evict", "unreadable_copy"):
             state.hot.published.add(key)
             yield from keep_hot(source, reason)
@@ -112,12 +105,10 @@ def _moved(state: State, kind: str, source: Source, result: Message) -> Iterator
             yield Alert(f"{kind}_failed", fields={"path": source.path, "reason": reason})
         case ("hydrate", "bad_source") | ("evict", "lost"):
             yield from _rotten(state, source, reason)
-
-
-def _event(word: str, state: State, kind: str, source: Source, result: Message) -> Effect:
-    state.progress.moved_bytes[kind] += int(result["bytes"])
-    more: dict[str, Any] = {"cached": True} if result["cached"] else {}
-    return event(word, path=source.path, key=source.key16, bytes=result["bytes"], **more)
+    if status in ("copied", "existed", "evicted"):
+        state.progress.moved_bytes[kind] += int(result["bytes"])
+        more: dict[str, Any] = {"cached": True} if result["cached"] else {}
+        yield event(MOVES[kind], path=source.path, key=key, bytes=result["bytes"], **more)
 
 
 def keep_hot(source: Source, reason: str) -> Iterator[Effect]:
@@ -149,27 +140,28 @@ def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator
         reason = f"{proof['reason']}; it is built again"
         yield event("warm_copy_rotten", "error", path=source.path, reason=reason)
     else:
-        yield from _try_again(state, "recall", source, str(proof["reason"]))
+        yield from _try_again(state, job, str(proof["reason"]))
 
 
-def _try_again(state: State, kind: str, source: Source, reason: str) -> Iterator[Effect]:
+def _try_again(state: State, job: Job[SourceWork], reason: str) -> Iterator[Effect]:
     """Delays this set and all moves of its kind: otherwise each of many sets would fail in turn."""
+    kind, source = job.kind, state.sources[job.subject]
     state.retries.failed(source.path)
     wait_s = state.retries.failed(f"/{kind}")
     if state.warm is not None:
         state.warm.look_soon()
     about = {"path": source.path, "reason": reason, "retry_in_s": round(wait_s, 1)}
     yield Alert(f"{kind}_failed", fields=about)
-    _discard_copy(state, kind, source)
+    _discard_copy(state, job)
     if kind == "hydrate" and "page cache only" in reason and state.retries.failures(source.path) >= DOUBTS:
         yield from _rotten(state, source, reason)
     end_once(state, f"/{kind}", StorageError(f"{kind}: {reason}"))
 
 
-def _discard_copy(state: State, kind: str, source: Source) -> None:
+def _discard_copy(state: State, job: Job[SourceWork]) -> None:
     """Discards an unfinished copy on hot: it takes space, and no run may want the set now."""
-    if kind == "hydrate":
-        path = state.set_on("hot", source)
+    if job.kind == "hydrate":
+        path = state.set_on("hot", state.sources[job.subject])
         state.hot.discard(str(path.with_name(f"{TEMPORARY}{path.name}")))
 
 

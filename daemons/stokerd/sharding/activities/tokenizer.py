@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -144,18 +144,22 @@ class Pinning:
         made_of = (listing, sources.changes, self.pin)
         if self.pin is None or made_of == self._kept or (listing is None and not sources.imported):
             return
-        files: Iterable[str] = ()  # imported sets do not wait for a listing
+        files: set[str] = set()
+        named = frozenset(self.pin.listing)  # they stay: plans may name them
         is_known = is_whole = False
         if (part := self._slice()) is not None:
             is_known = part.full or part.settled
             is_whole = part.full or (part.settled and listing is not None and listing.complete)
-            files = (*part.paths, *self._formers(part.paths))
+            kept = named.union(part.paths)
+            formers = (path for path in sources.formers if {path, str(sources[path].former)} & kept)
+            files = {*part.paths, *formers}
             yield from self._say_stayed(part)
         elif listing is not None:  # keeps every path that reached its end, even if the listing dropped it
             ended = {one.path for one in sources.in_state(*TERMINAL)}
             files = {*listing.paths, *(ended | sources.formers.keys()) - sources.imported.keys()}
             is_known, is_whole = True, listing.complete
-        paths = (*sorted(files), *self._imports())
+        imports = [path for path in sources.imported if path in named or sources[path].state in PUBLISHED]
+        paths = (*sorted(files), *sorted(imports))  # imported sets wait for no listing, and come last
         has_ended = is_whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
         limit = self._limit.model_dump(exclude_none=True)
         pin = replace(self.pin, listing=paths, complete=has_ended, whole=is_known, limit=limit)
@@ -165,20 +169,6 @@ class Pinning:
             if pin.complete and not was_complete:
                 yield event("dataset_complete", dataset=self._dataset, files=len(pin.listing))
         self._kept = (listing, made_of[1], self.pin)
-
-    def _formers(self, paths: Iterable[str]) -> list[str]:
-        """Returns the former contents of a slice's files: they stay in it, and its limit ignores them."""
-        sources = self._sources
-        kept = frozenset((*paths, *(() if self.pin is None else self.pin.listing))) if sources.formers else ()
-        return [path for path in sources.formers if path in kept or sources[path].former in kept]
-
-    def _imports(self) -> list[str]:
-        """Returns the imported sets, trained on after all files; a listed set stays, since plans name it."""
-        sources = self._sources
-        listed = frozenset(() if self.pin is None or not sources.imported else self.pin.listing)
-        return [
-            path for path in sorted(sources.imported) if path in listed or sources[path].state in PUBLISHED
-        ]
 
     # dataset.limit
 
