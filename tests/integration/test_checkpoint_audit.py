@@ -19,7 +19,7 @@ from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Source, read_sources, tokens_of, write_source
-from stoker.plan.consumption import consumed_body
+from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import End, PlanWriter, Segment, segment_key
 from stoker.plan.positions import START, Position, Skip, advance, tokens_before
@@ -134,7 +134,7 @@ class Run:
         """Write consumed.json for the step's checkpoint, as the supervisor does."""
         name = f"step-{step:09d}"
         body = read_body((self.layout.checkpoints / name / "checkpoint.json").read_bytes()).raw
-        account = consumed_body("main", name, body, self.writer.plan, finished=finished)
+        account = consumed_body(Holdings("main", self.writer.plan, finished=finished), name, body)
         write_record(self.layout.consumed, {**account, **changes})
 
     def finish(self, finished: str, *, step: int = 20) -> None:

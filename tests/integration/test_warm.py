@@ -16,7 +16,7 @@ import pytest
 from stoker.config.units import format_bytes
 from stoker.corpus.records.sources import Source, write_source
 from stoker.observe.ledger import Claim, read_claims, write_claims
-from stoker.plan.consumption import consumed_body
+from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.log import Plan
 from stoker.plan.positions import START
 from stoker.shards.format.proof import prove_set
@@ -91,7 +91,7 @@ def want(data: DataPipeline, keys: Iterable[str], run: str = "main") -> None:
     layout = data.pipeline.layout.run(run)
     layout.create()
     begin = {"step": 0, "position": START.as_list(), "tokens": 0}
-    write_record(layout.consumed, consumed_body(run, None, begin, Plan((), ""), wants=tuple(keys)))
+    write_record(layout.consumed, consumed_body(Holdings(run, Plan((), ""), wants=tuple(keys)), None, begin))
 
 
 def all_evicted(data: DataPipeline) -> bool:

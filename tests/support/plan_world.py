@@ -20,7 +20,7 @@ from stoker.plan.residency import Floors, ShardSet
 from stoker.plan.timelines import Timeline, Timelines, skips
 from stoker.store.files import canonical_json
 from stoker.store.log import lost_lines
-from stoker.supervise.run.horizon import finished_at
+from stoker.supervise.run.progress import finished_at
 
 Window = tuple[int, int]  # entry, offset
 DEVICE = 1
@@ -109,8 +109,7 @@ class Run:
 
     @property
     def holdings(self) -> Holdings:
-        over = self.finished is not None
-        return Holdings(self.name, self.plan, self.low_water, self.wants, over, reach=self.reach)
+        return Holdings(self.name, self.plan, self.low_water, self.wants, self.finished, reach=self.reach)
 
     def append(self, entry: Entry) -> None:
         line = canonical_json({**entry.body(), "prev": self.plan.head})

@@ -14,7 +14,6 @@ from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_over_budget, quarantine_checkpoint, quarantined
 from stoker.checkpoints.retention import (
     Found,
-    Kept,
     RetentionPolicy,
     abandoned,
     candidates,
@@ -68,19 +67,14 @@ def test_only_sealed_directories_are_found_and_damaged_ones_among_them(tmp_path:
 
 def test_the_last_the_best_the_milestones_and_every_kth_are_kept() -> None:
     losses = {100: 3.0, 200: 2.0, 300: 2.5}
-    there = [Kept(step, losses.get(step)) for step in range(100, 1001, 100)]
+    there = {step: losses.get(step) for step in range(100, 1001, 100)}
     policy = RetentionPolicy(keep_last=2, keep_every=500, milestones=frozenset({300}))
     assert prune(there, policy) == [100, 400, 600, 700, 800]
 
 
-def test_what_is_read_is_left_alone() -> None:
-    there = [Kept(1, read=True), Kept(4), Kept(5)]
-    assert prune(there, RetentionPolicy(keep_last=1)) == [4]
-
-
 @given(st.lists(st.integers(0, 99), unique=True), st.integers(0, 3))
 def test_the_newest_is_never_pruned(steps: list[int], keep_last: int) -> None:
-    gone = prune([Kept(step) for step in steps], RetentionPolicy(keep_last=keep_last, keep_best=0))
+    gone = prune(dict.fromkeys(steps), RetentionPolicy(keep_last=keep_last, keep_best=0))
     assert set(gone) <= set(sorted(steps)[:-1])
     assert len(steps) - len(gone) == min(len(steps), max(1, keep_last))
 
@@ -129,13 +123,15 @@ def test_the_quarantine_keeps_to_its_count_and_drops_the_oldest(tmp_path: Path) 
     assert [place.name for place in quarantined(tmp_path / "quarantine")] == places[2:]
 
 
-def test_the_quarantine_drops_the_lowest_step_first_whatever_was_convicted_first(tmp_path: Path) -> None:
+def test_the_quarantine_drops_what_was_sealed_first_whatever_was_convicted_first(tmp_path: Path) -> None:
     dropped: list[str] = []
-    for run, step in (("old", 90), ("main", 30), ("main", 20), ("main", 10)):
-        path = seal(tmp_path / run / "checkpoints", step)
+    made = [("old", 90), ("main", 10), ("main", 20), ("main", 30)]
+    paths = {(run, step): seal(tmp_path / run / "checkpoints", step) for run, step in made}
+    for each in (("main", 30), ("main", 20), ("main", 10), ("old", 90)):
+        path = paths[each]
         moved = quarantine_checkpoint(tmp_path / "quarantine", path, "bad", keep=3, keep_bytes=1 << 30)
         dropped += [name.rsplit("-", 2)[0] for name in moved.dropped]
-    assert dropped == ["checkpoint-step-000000090"]  # of a run that nothing was convicted of since
+    assert dropped == ["checkpoint-step-000000090"]  # of an earlier run
     for left in (["step-000000020", "step-000000030"], ["step-000000030"]):
         drop_over_budget(tmp_path / "quarantine", keep=len(left), keep_bytes=1 << 30)
         assert sorted(path.parent.name for path in tmp_path.glob("quarantine/*/*/SHA256SUMS")) == left

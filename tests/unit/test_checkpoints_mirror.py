@@ -27,6 +27,10 @@ def there(timeline: int, *steps: int, run_id: str | None = "r") -> list[Mirrored
     return [Mirrored(timeline, step, f"{step:08x}", run_id=run_id) for step in steps]
 
 
+def names(*copies: Mirrored) -> set[str]:
+    return {one.name for one in copies}
+
+
 def steps(found: list[Mirrored]) -> list[int]:
     return [one.step for one in found]
 
@@ -63,21 +67,20 @@ def test_retention_on_the_mirror_is_the_same_policy() -> None:
         Mirrored(1, 305, "00000131", run_id="r", val_loss=1.0),
     ]
     policy = RetentionPolicy(keep_last=2, keep_every=200, milestones=frozenset({100}), keep_best=1)
-    assert steps(superfluous(copies, HISTORY, policy, there(1, 330)[0])) == [300, 310]
+    assert steps(superfluous(copies, HISTORY, policy, names(*there(1, 330)))) == [300, 310]
 
 
 def test_what_lies_past_the_fork_goes_once_the_new_timeline_has_a_copy_of_its_own() -> None:
     left_behind = there(0, 200, 300, 310, 320)
     keep_all = RetentionPolicy(keep_last=9)
-    assert superfluous(left_behind, HISTORY, keep_all, there(0, 300)[0]) == []
+    assert superfluous(left_behind, HISTORY, keep_all, names(*there(0, 300))) == []
     with_new = [*left_behind, *there(1, 305)]
-    assert steps(superfluous(with_new, HISTORY, keep_all, there(1, 305)[0])) == [310, 320]
+    assert steps(superfluous(with_new, HISTORY, keep_all, names(*there(1, 305)))) == [310, 320]
 
 
-def test_nothing_goes_unless_the_newest_there_was_just_proven() -> None:
+def test_nothing_goes_unless_the_newest_there_was_proven() -> None:
     copies = there(1, 310, 320, 330, 340)
-    assert superfluous(copies, HISTORY, LAST_TWO, there(1, 330)[0]) == []
-    assert superfluous(copies, HISTORY, LAST_TWO, there(0, 340)[0]) == []
+    assert superfluous(copies, HISTORY, LAST_TWO, names(*there(1, 330), *there(0, 340))) == []
 
 
 @given(
@@ -93,7 +96,7 @@ def test_the_newest_copy_of_the_history_always_stays(
     usable = fallback(copies, history, -1)
     if not usable:
         return
-    gone = superfluous(copies, history, RetentionPolicy(keep_last, keep_best=0), usable[0])
+    gone = superfluous(copies, history, RetentionPolicy(keep_last, keep_best=0), names(usable[0]))
     left = [one for one in copies if one not in gone]
     assert fallback(left, history, -1)[0].step == usable[0].step
 

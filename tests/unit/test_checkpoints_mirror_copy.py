@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from crash import Crash, CrashFound, check_crashes
-from stoker.checkpoints.mirror import copy as mirror_copy
-from stoker.checkpoints.mirror.copy import SourceBad, copy_checkpoint, copy_file, give_up
+from stoker.checkpoints.mirror import mirror_worker as mirror_copy
 from stoker.checkpoints.mirror.layout import Mirrored, list_mirror, require_ours
-from stoker.checkpoints.mirror.mirror_worker import main
+from stoker.checkpoints.mirror.mirror_worker import SourceBad, copy_checkpoint, copy_file, give_up, main
 from stoker.checkpoints.proof import Proof, prove_checkpoint
 from stoker.checkpoints.retention import reading, sweep_leftovers
 from stoker.store.errors import DataError, StorageError, UnavailableError
@@ -66,9 +65,9 @@ class Place:
         assert body is not None
         return Mirrored.of(body.raw, digest_of(source)).name
 
-    def copy(self, source: Path, name: str = "", digest: str = "") -> str | None:
+    def copy(self, source: Path, name: str = "", digest: str = "") -> bool:
         digest, name = digest or digest_of(source), name or self.name(source)
-        return copy_checkpoint(source, self.mirror / name, digest, self.warm.trash, nothing)
+        return copy_checkpoint(source, self.mirror / name, digest, nothing)
 
     def fetch(self, name: str) -> dict[str, Any]:
         return do(self.task("fetch", name=name, checkpoints=str(self.checkpoints), logs=[]))
@@ -91,7 +90,7 @@ def names(directory: Path) -> list[str]:
 def test_a_copy_is_the_same_proven_and_leaves_nothing_else(place: Place) -> None:
     source = place.seal()
     for _ in range(2):
-        assert place.copy(source) is None
+        assert not place.copy(source)
         (one,) = list_mirror(place.mirror)
         assert one.name == f"t0/{STEP}-{digest_of(source)[:8]}"
         assert tree(place.mirror / one.name) == tree(source)
@@ -135,17 +134,17 @@ def test_a_finished_file_that_did_not_become_durable_is_found_and_written_again(
     assert tree(place.mirror / place.name(source)) == tree(source)
 
 
-def test_a_wrong_copy_is_moved_aside_and_replaced(place: Place) -> None:
+def test_a_wrong_copy_is_replaced_once_it_is_not_read(place: Place) -> None:
     source = place.seal()
     place.copy(source)
     copy = place.mirror / place.name(source)
     flip(copy / "trainer.json")
-    set_aside = place.copy(source)
+    with reading(copy), pytest.raises(StorageError, match="is being read"):
+        place.copy(source)
+    assert place.copy(source)
     assert tree(copy) == tree(source)
-    assert set_aside is not None
-    assert Path(set_aside).parent == place.warm.trash
-    place.copy(source)
-    assert names(place.warm.trash) == []
+    assert not place.copy(source)
+    assert names(copy.parent) == [copy.name]
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "model-00001.safetensors"])
@@ -200,7 +199,7 @@ def test_a_rotten_copy_is_convicted_and_never_fetched(place: Place, name: str) -
     assert fetched["reason"]
     assert names(place.checkpoints) == []
     assert list_mirror(place.mirror) == []
-    assert len(names(place.warm.trash)) == 1
+    assert names(place.mirror / "t0") == []
     assert place.fetch(copied)["state"] == "gone"
 
 
@@ -224,10 +223,10 @@ def test_what_is_given_up_goes_unless_it_is_being_read(place: Place) -> None:
     for source in sources:
         place.copy(source)
     with reading(place.mirror / copies[0]):
-        assert give_up(place.mirror, copies, place.warm.trash) == [copies[1]]
+        assert give_up(place.mirror, copies) == [copies[1]]
     assert [one.name for one in list_mirror(place.mirror)] == [copies[0]]
-    assert give_up(place.mirror, copies, place.warm.trash) == copies
-    assert (list_mirror(place.mirror), names(place.warm.trash)) == ([], [])
+    assert give_up(place.mirror, copies) == copies
+    assert names(place.mirror / "t0") == []
 
 
 def test_a_file_is_brought_whole_and_only_as_the_record_has_them(tmp_path: Path) -> None:
@@ -343,7 +342,7 @@ class TestCrashes:
 
         def give_up_all(root: Path) -> None:
             place = Place(root)
-            give_up(place.mirror, [one.name for one in list_mirror(place.mirror)], place.warm.trash)
+            give_up(place.mirror, [one.name for one in list_mirror(place.mirror)])
 
         def whole(root: Path, crash: Crash) -> None:
             place = Place(root)
@@ -354,7 +353,7 @@ class TestCrashes:
 
         check_crashes(
             give_up_all,
-            lambda root: mirror_copy.sweep(Place(root).mirror, Place(root).warm.trash),
+            lambda root: mirror_copy.sweep(Place(root).mirror, sparing=root),
             whole,
             prepare=prepare,
         )
@@ -408,7 +407,7 @@ class TestWorker:
                 logs={"run_id": "ab" * 16, "paths": [str(rows), str(tmp_path / "none.jsonl")]},
             )
         )
-        assert told == {"set_aside": None}
+        assert told == {"replaced": False}
         heldout.unlink()
         rows.unlink()
         shutil.rmtree(source)

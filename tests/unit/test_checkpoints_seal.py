@@ -16,8 +16,7 @@ from crash import Crash, acknowledge, check_crashes
 from stoker.checkpoints import seal as seal_module
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import sweep_leftovers
-from stoker.checkpoints.seal import CheckpointWriter
-from stoker.checkpoints.tensors import Tensor, split
+from stoker.checkpoints.seal import CheckpointWriter, Tensor, split
 from stoker.store.errors import DataError, StorageError
 from support.checkpoint_data import TRAINER_FILES, body_of, seal
 

@@ -14,7 +14,7 @@ from stoker.cli.main import exit_code
 from stoker.corpus.records.sources import read_sources, write_source
 from stoker.kit.context import write_shown
 from stoker.kit.lock import Lock
-from stoker.plan.consumption import consumed_body
+from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.log import read_plan
 from stoker.plan.positions import Position
 from stoker.store.layout import TRAIN_SUPERVISOR, RuntimeLayout
@@ -54,13 +54,9 @@ def consumed(run: FakeRun, low_water: list[int], wants: tuple[str, ...] = (), **
     """Leave the supervisor's word on the run."""
     position = run.positions[run.timeline, run.step]
     body = consumed_body(
-        "main",
+        Holdings("main", read_plan(run.run.plan), Position(*low_water), wants, windows_per_s=2.0),
         "step",
         {"step": run.step, "position": position, "tokens": run.tokens},
-        read_plan(run.run.plan),
-        low_water=Position(*low_water),
-        wants=wants,
-        windows_per_s=2.0,
     )
     write_record(run.run.consumed, body | changes)
 

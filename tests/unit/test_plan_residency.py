@@ -91,7 +91,7 @@ def test_a_run_holds_its_wants_too_and_without_a_plan_only_these() -> None:
 
 
 def test_a_finished_run_holds_nothing_and_another_run_still_does() -> None:
-    done = Holdings("r", plan("ab"), wants=tuple(keys("c")), finished=True)
+    done = Holdings("r", plan("ab"), wants=tuple(keys("c")), finished="steps")
     going = Holdings("s", plan("bc"), Position(0, 3))
     assert held([done]) == frozenset()
     assert held([done, going]) == frozenset(keys("bc"))
@@ -130,7 +130,7 @@ def test_after_the_end_of_its_plan_a_run_uses_nothing_more() -> None:
 def test_of_several_runs_the_nearest_use_counts_and_finished_ones_have_none() -> None:
     early = Holdings("r", plan("a"), Position(0, 10))
     late = Holdings("s", plan("a", "b", "c"), Position(2, 5))
-    done = Holdings("t", plan("d"), wants=tuple(keys("d")), finished=True)
+    done = Holdings("t", plan("d"), wants=tuple(keys("d")), finished="steps")
     ranks = next_use([early, late, done], keys("abcd"))
     assert ranks == {key("b"): 0, key("c"): 0, key("d"): 1, key("a"): 2}
 
@@ -235,7 +235,7 @@ def test_what_is_hot_unknown_or_has_no_warm_copy_is_not_brought_back() -> None:
     run = Holdings("r", plan_of(), wants=tuple(keys("abcd")))
     some = [a_set("a"), a_set("b", hot=False, warm=False), a_set("c", hot=False)]
     assert to_hydrate(some, [run], room_bytes=900, at_once=9, busy=()) == (keys("c"), 0)
-    done = Holdings("r", plan_of(), wants=tuple(keys("c")), finished=True)
+    done = Holdings("r", plan_of(), wants=tuple(keys("c")), finished="steps")
     assert to_hydrate(some, [done], room_bytes=900, at_once=9, busy=()) == ([], 0)
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.plan.consumption import consumed_body, read_holdings
+from stoker.plan.consumption import Holdings, consumed_body, read_holdings
 from stoker.plan.growth import AHEAD_BATCHES
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
@@ -114,7 +114,7 @@ def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Path
     layout.create()
     layout.run("main").create()
     body = {"step": 0, "position": [0, 0], "tokens": 0}
-    record = consumed_body("main", None, body, Plan((), ""), reach=Position(1, 0))
+    record = consumed_body(Holdings("main", Plan((), ""), reach=Position(1, 0)), None, body)
     write_record(layout.run("main").consumed, record)
     assert read_holdings(layout)[0].reach == Position(1, 0)
     one = Launches(hot, tmp_path, Position(1, 0))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.supervise.health.exits import ExitClass, classify
-from stoker.supervise.health.guarded import GuardedEnd
+from stoker.supervise.health.guarded import ExitClass, GuardedEnd, classify
 from stoker.supervise.health.liveness import StepTimes, judge
 from stoker.supervise.run.gates import DataInView, GateWants, start_gate
 

@@ -154,7 +154,7 @@ def test_what_goes_on_beside_everything_is_only_reported(warm: Warm) -> None:
     before = warm.run.state
     assert warm.ended(do.CopyToMirror(HERE), None, "full") == ["mirror_failed"]
     assert warm.run.state == before
-    assert warm.ended(do.CopyToMirror(HERE), {"set_aside": None}) == [
+    assert warm.ended(do.CopyToMirror(HERE), {"replaced": False}) == [
         "mirror_recovered",
         "checkpoint_mirrored",
     ]
@@ -171,7 +171,7 @@ def test_a_checkpoint_here_that_differs_is_trusted_no_longer(warm: Warm) -> None
 def test_a_fetched_copy_is_proven_here_and_a_bad_one_is_never_asked_for_again(warm: Warm) -> None:
     fetch = do.FetchCopy(COPY, need="try")
     warm.ended(LOOK, listing(COPY))
-    bad = {"state": "bad", "reason": "a bit", "set_aside": "/w/.trash/x"}
+    bad = {"state": "bad", "reason": "a bit"}
     assert warm.ended(fetch, bad) == ["mirror_copy_bad"]
     assert warm.copies == ()
     warm.run.checkpoints.path(NEWER).mkdir()

@@ -11,7 +11,7 @@ import pytest
 from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.timelines import Timeline, Timelines, ancestry
 from stoker.store.errors import DataError
-from stoker.supervise.replay.replay_site import Phase, Site, forbids, link_sets, phase_of, phases
+from stoker.supervise.replay.replay_site import Phase, Site, forbids, link_sets, phases
 from stoker.supervise.replay.replay_verdict import read_rows, row_differences
 from stoker.supervise.run.launch_record import Launched
 from support.pipelines import make_pipeline
@@ -97,8 +97,6 @@ def test_phases_also_end_where_a_checkpoint_is_wanted() -> None:
         assert len(phases([launched(0, 0)], Timelines(), timeline=0, to=60, stop=stop)) == 1
     parts = phases([launched(0, 0)], Timelines(), timeline=0, to=60, stop=40)
     assert [(part.first, part.last) for part in parts] == [(1, 40), (41, 60)]
-    assert phase_of(parts, 41) is parts[1]
-    assert phase_of(parts, 61) is None
 
 
 def test_a_step_that_no_launch_on_record_made_is_refused() -> None:

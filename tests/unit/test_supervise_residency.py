@@ -17,9 +17,8 @@ from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import START, Position
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
-from stoker.supervise.run.horizon import last_step, mark
 from stoker.supervise.run.planner import Planner
-from stoker.supervise.run.rate import WindowRate
+from stoker.supervise.run.progress import WindowRate, last_step, mark
 from support.books import books_of
 from support.checkpoint_data import seal
 from support.plan_data import plan_of, segment

@@ -20,6 +20,7 @@ from stoker.plan.timelines import Timeline, Timelines, ancestry, read_timelines,
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
+from stoker.store.requests import Request
 from stoker.supervise import rollback as forking
 from stoker.supervise.rollback import (
     Ask,
@@ -162,26 +163,38 @@ def test_the_beginning_is_always_possible(run: Run) -> None:
     assert ancestry(read_timelines(run.layout.timelines)) == [(1, None), (0, 0)]
 
 
+def request(args: Any, condition: Any = None, verb: str = "rollback") -> Request:
+    return Request("r-7", verb, args, condition, "test")
+
+
 @pytest.mark.parametrize(
     ("args", "condition", "said"),
     [
-        ({}, None, "to=None is no step"),
-        ({"to": -1}, None, "no step"),
-        ({"to": True}, None, "no step"),
-        ({"to": 1, "skips": []}, None, "no 'skips'"),
-        ({"to": 1, "skip": [[1]]}, None, "not a list of"),
-        ({"to": 1, "skip": 3}, None, "not a list of"),
-        ({"to": 1}, {"timeline": "0"}, "no timeline"),
-        ({"to": 1}, {"step": 0}, "no 'step'"),
+        ({}, None, "rollback: to: "),
+        ({"to": -1}, None, "to: .* greater than or equal to 0, not -1"),
+        ({"to": True}, None, "to: .* integer, not True"),
+        ({"to": 1, "skips": []}, None, "skips: "),
+        ({"to": 1, "skip": [[1]]}, None, r"skip\.0\.1: "),
+        ({"to": 1, "skip": 3}, None, "skip: .* not 3"),
+        ({"to": 1}, {"timeline": "0"}, "timeline: .* not '0'"),
+        ({"to": 1}, {"step": 0}, "step: "),
     ],
 )
 def test_a_request_that_says_something_else_is_refused(args: Any, condition: Any, said: str) -> None:
     with pytest.raises(RollbackRefused, match=said):
-        parse_ask(args, condition)
+        parse_ask(request(args, condition), ())
+
+
+@pytest.mark.parametrize("args", [{}, {"key": "ab"}, {"key": "AB" * 8}, {"key": "ab" * 8, "to": 3, "by": 1}])
+def test_a_set_is_given_up_by_at_least_sixteen_digits_of_its_key(args: dict[str, Any]) -> None:
+    with pytest.raises(RollbackRefused, match=r"skip_set: (lost|by)"):
+        parse_ask(request(args, verb="skip_set"), ())
+    ask = parse_ask(request({"key": "ab" * 8}, {"timeline": 1}, "skip_set"), (10, 30))
+    assert (ask.to, ask.lost, ask.timeline) == (30, "ab" * 8, 1)
 
 
 def test_a_request_that_was_acted_on_is_known_again() -> None:
-    ask = parse_ask({"to": 10, "skip": [[10, 12]], "reason": "nan"}, {"timeline": 0}, "r-7")
+    ask = parse_ask(request({"to": 10, "skip": [[10, 12]], "reason": "nan"}, {"timeline": 0}), ())
     assert ask == Ask(10, ((10, 12),), "nan", 0, "r-7")
     fork = Timeline(1, 0, 10, (), "nan", "r-7")
     assert already(ask, Timelines((fork,))) == fork
@@ -211,13 +224,6 @@ def test_timelines_that_were_lost_or_cut_come_back_from_the_newest_checkpoint(ru
     assert restore_lost(run.layout) == 1
     assert read_timelines(run.layout.timelines).current == 2
     assert restore_lost(run.layout) == 0
-
-
-def test_a_lost_line_that_nobody_has_a_copy_of_stops_the_run(run: Run) -> None:
-    run.roll_back(20)
-    run.layout.timelines.write_bytes(b"")
-    with pytest.raises(DataError, match="timeline 1: a rollback's line is lost"):
-        restore_lost(run.layout)
 
 
 def hold_against(run: Run, step: int) -> None:
@@ -307,7 +313,7 @@ def test_moving_checkpoints_before_the_line_would_be_found(monkeypatch: pytest.M
 
 def test_a_plan_that_lost_its_end_gives_no_place(run: Run) -> None:
     short = standing(run.layout, Plan(PLAN.entries[:1], ""), BATCH)
-    with pytest.raises(RollbackRefused, match="lies beyond the plan"):
+    with pytest.raises(DataError, match="lies beyond the plan"):
         decide(Ask(10, ((20, 30),)), short)
 
 

@@ -12,16 +12,16 @@ from stoker.cli.pipeline.output import event_line
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.receipts import Listing, write_listing
 from stoker.corpus.records.sources import Source, write_source
-from stoker.plan.consumption import consumed_body
+from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import End, Passed, Plan, Segment
 from stoker.plan.positions import Position
 from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.supervise.run.gates import GateWants, start_gate
-from stoker.supervise.run.horizon import finished_at
 from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
 from stoker.supervise.run.planner import RETRY_S, Planner
+from stoker.supervise.run.progress import finished_at
 from stoker.supervise.run.record import Heldout, Identity, RunRecord, parse_record
 from support.books import books_of
 
@@ -87,9 +87,10 @@ def test_a_run_ends_at_its_horizon_or_when_no_whole_batch_is_left(
 def test_what_the_data_left_over_is_booked_as_remainder() -> None:
     plan = Plan((SEGMENT, End(1)), "")
     body = {"step": 6, "tokens": 240, "position": [0, 24]}
-    books = consumed_body("main", "step-000000006", body, plan, finished="data_exhausted")
+    books = consumed_body(Holdings("main", plan, finished="data_exhausted"), "step-000000006", body)
     assert (books["applied"], books["remainder"], books["tail_tokens"]) == (24, 1, 3)
-    assert consumed_body("main", "step-000000006", body, plan, finished="steps")["remainder"] == 0
+    run = Holdings("main", plan, finished="steps")
+    assert consumed_body(run, "step-000000006", body)["remainder"] == 0
 
 
 def test_the_trainer_hears_nothing_that_is_meant_for_its_supervisor() -> None:

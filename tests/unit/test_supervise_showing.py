@@ -13,9 +13,8 @@ from stoker.plan.growth import ENOUGH
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView, heard
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.gates import DataWait, waiting_words
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.run.rate import SOON_S, WindowRate
+from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, waiting_words
 from stoker.supervise.state import Phase, RunState, Trainer
 from stokerd.supervision.run import Run
 from stokerd.supervision.status import run_progress, snapshot, status_text

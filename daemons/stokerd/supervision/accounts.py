@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stoker.checkpoints.format import BODY, TIMELINES_COPY
+from stoker.checkpoints.format import BODY, PLAN_COPY, TIMELINES_COPY
 from stoker.checkpoints.retention import History
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.context import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
-from stoker.plan.consumption import consumed_body
+from stoker.plan.consumption import Holdings, consumed_body
+from stoker.plan.log import read_plan
 from stoker.plan.positions import Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_timelines, skips
@@ -22,11 +23,9 @@ from stoker.store.errors import ConfigError, DataError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import new_id, read_or_set_aside, utc_now, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.gates import DataWait
-from stoker.supervise.run.horizon import finished_at, last_step, mark
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Planner
-from stoker.supervise.run.rate import SOON_S, WindowRate
+from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, finished_at, last_step, mark
 from stoker.supervise.run.record import (
     Heldout,
     Identity,
@@ -52,17 +51,16 @@ class Accounts:
         self.run, self.file = context.layout.run(self.config.run), context.pipeline.file
         self.store, self.planner = store, planner
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
-        rate, reach = before.get("windows_per_s"), before.get("reach")
+        known, reach = before.get("windows_per_s"), before.get("reach")
         # The position where the next launch stops; None: it may read the whole plan.
         self.reach = None if reach is None else Position.parse(reach)
-        known = float(rate) if isinstance(rate, int | float) else None
         self.pace = WindowRate(known, least_s=SOON_S)  # of training alone: decides how soon data is needed
         self.headway = WindowRate(known)  # with short waits for data: decides the run's time left
         self.wait = DataWait(context.pipeline.plan.hold)
         self.timeline = 0  # the current timeline when `keep` last read it
         self.last_step = self.config.horizon  # of the run, computed from the newest checkpoint
         self._written: tuple[Any, ...] = ()  # the facts in consumed.json
-        self._written_rate: float | None = None
+        self._written_rate = 0.0
 
     def timelines(self) -> Timelines:
         return read_timelines(self.run.timelines)
@@ -86,7 +84,7 @@ class Accounts:
             self.store.fruitful()  # the last launch has sealed a checkpoint
         restore_timelines(self.run.timelines, read_timelines(checkpoint.path / TIMELINES_COPY))
         self.planner.belongs_to(self.store.begun.identity.run_id)
-        if lost := self.planner.restore(checkpoint.plan()):
+        if lost := self.planner.restore(read_plan(checkpoint.path / PLAN_COPY)):
             self.events.record("plan_restored", "warning", entries=lost, source=checkpoint.path.name)
 
     def why_not_from_start(self, *, has_rejected: bool) -> str:
@@ -160,27 +158,14 @@ class Accounts:
         self.timeline = history[0][0]
         finished, keep_last = self.over(at), self.config.checkpoint.keep_last
         low_water = mark(self.run.checkpoints, history, plan, keep_last=keep_last, newest=at.step)
-        rate, written = self.pace.windows_per_s, self._written_rate
-        is_same_pace = rate == written or (
-            rate is not None and written is not None and abs(rate - written) <= RATE_CHANGE * written
-        )
+        rate = self.pace.windows_per_s or 0.0
+        is_same_pace = abs(rate - self._written_rate) <= RATE_CHANGE * self._written_rate
         wants = () if finished else self.planner.wants
         facts = (history, at.path, at.step, low_water, self.reach, finished, wants)
         if facts == self._written and is_same_pace:
             return
-        record = consumed_body(
-            self.config.run,
-            at.path.name or None,
-            at.body,
-            plan,
-            finished=finished,
-            skips=self.skips(),
-            low_water=low_water,
-            wants=wants,
-            windows_per_s=None if rate is None else round(rate, 3),
-            reach=self.reach,
-        )
-        write_record(self.run.consumed, record)
+        run = Holdings(self.config.run, plan, low_water, wants, finished, round(rate, 3) or None, self.reach)
+        write_record(self.run.consumed, consumed_body(run, at.path.name or None, at.body, self.skips()))
         self._written, self._written_rate = facts, rate
         # Room for two more checkpoints as large as the last one: one sealed, one being sealed.
         files = at.body.get("files", {}).values() if not finished else ()

@@ -27,6 +27,7 @@ from stokerd.supervision.trainer import TrainerControl
 from stokerd.supervision.workers import Workers
 
 KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
+RESTS = 5  # least pause, as a multiple of the time of the last check: it takes a second with 50,000 sets
 KEEP_WAITING_S = 0.1  # the same before a launch, where each event may open a gate
 
 
@@ -211,11 +212,13 @@ class Effects:
     # The run
 
     def _keep_books(self, _: do.KeepBooks) -> None:
-        now, waits = time.monotonic(), self.run.state.phase is Phase.WAITING
-        self.run.change(keep_at=now + (KEEP_WAITING_S if waits else KEEP_S))
-        for job in keep(self.run, now):
+        began, waits = time.monotonic(), self.run.state.phase is Phase.WAITING
+        for job in keep(self.run, began):
             if job.slot not in self.workers.jobs:
                 self.start(job)
+        now = time.monotonic()
+        least_s = KEEP_WAITING_S if waits else KEEP_S
+        self.run.change(keep_at=now + max(least_s, RESTS * (now - began)))
 
     def _launch(self, _: do.LaunchTrainer) -> None:
         assert self.lock is not None

@@ -17,16 +17,7 @@ from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
 from stoker.store.log import read_log_data
-from stoker.supervise.actions import (
-    CopyHeldout,
-    CopyToMirror,
-    FetchCopy,
-    ListMirror,
-    MirrorJob,
-    ProveCheckpoint,
-    ProveSets,
-    PruneMirror,
-)
+from stoker.supervise import actions as do
 from stoker.supervise.mirror.inventory import PRUNE_AGAIN_S, MirrorState
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase
@@ -35,14 +26,14 @@ from stokerd.supervision.run import Run
 HOLD_OUT_RETRY_S = 10.0
 
 Result = Mapping[str, Any]
-MIRROR = MirrorJob.slot
+MIRROR = do.MirrorJob.slot
 
 
-def checkpoint_task(run: Run, job: ProveCheckpoint) -> dict[str, Any]:
+def checkpoint_task(run: Run, job: do.ProveCheckpoint) -> dict[str, Any]:
     return {"checkpoint": str(run.checkpoints.path(job.name))}
 
 
-def checkpoint_proved(run: Run, job: ProveCheckpoint, result: Result | None, reason: str) -> None:
+def checkpoint_proved(run: Run, job: do.ProveCheckpoint, result: Result | None, reason: str) -> None:
     """Records the verdict on a checkpoint; moves a checkpoint that is not whole into quarantine."""
     name, now, path = job.name, time.monotonic(), f"checkpoints/{job.name}"
     proof = result or {"verdict": "unreadable", "reason": f"no proof: {reason}"}
@@ -71,11 +62,11 @@ def checkpoint_proved(run: Run, job: ProveCheckpoint, result: Result | None, rea
         run.change(proofs={**run.state.proofs, name: proof["verdict"]})
 
 
-def sets_task(run: Run, job: ProveSets) -> dict[str, Any]:
+def sets_task(run: Run, job: do.ProveSets) -> dict[str, Any]:
     return {"sets": [{"path": run.data.path(key), "key": key} for key in job.sets]}
 
 
-def sets_proved(run: Run, job: ProveSets, result: Result | None, reason: str) -> None:
+def sets_proved(run: Run, job: do.ProveSets, result: Result | None, reason: str) -> None:
     """Records the proofs of shard sets; has a damaged set restored."""
     no_proof = {"verdict": "not proven", "reason": reason}
     proofs = result["proofs"] if result is not None else [no_proof] * len(job.sets)
@@ -90,7 +81,7 @@ def sets_proved(run: Run, job: ProveSets, result: Result | None, reason: str) ->
             run.store.fruitful()  # launches that failed because of it no longer count
 
 
-def heldout_task(run: Run, job: CopyHeldout) -> dict[str, Any]:
+def heldout_task(run: Run, job: do.CopyHeldout) -> dict[str, Any]:
     train = run.pipeline.train
     return {
         "shards_root": str(run.pipeline.hot_layout.shards(run.pipeline.dataset.name)),
@@ -102,7 +93,7 @@ def heldout_task(run: Run, job: CopyHeldout) -> dict[str, Any]:
     }
 
 
-def heldout_copied(run: Run, _: CopyHeldout, result: Result | None, reason: str) -> None:
+def heldout_copied(run: Run, _: do.CopyHeldout, result: Result | None, reason: str) -> None:
     """Records the held-out windows; there are none where the val data is shorter than a window."""
     if result is not None:
         run.change(heldout=Heldout(**result))
@@ -118,14 +109,14 @@ def mirror_of(run: Run) -> MirrorState:
     return run.mirror
 
 
-def mirror_task(run: Run, job: MirrorJob) -> dict[str, Any]:
+def mirror_task(run: Run, job: do.MirrorJob) -> dict[str, Any]:
     assert run.pipeline.warm_layout is not None
     logs = [str(run.layout.metrics), str(run.layout.launches)]
     words: dict[str, Any] = {}
     match job:
-        case ListMirror():
+        case do.ListMirror():
             words = {"run_id": run.run_id(or_of_newest=job.need != "no")}
-        case CopyToMirror(copy=copy):
+        case do.CopyToMirror(copy=copy):
             held, name = run.store.begun.heldout, checkpoint_name(copy.step)
             checkpoint = run.checkpoints.get(name)
             words = {
@@ -135,9 +126,9 @@ def mirror_task(run: Run, job: MirrorJob) -> dict[str, Any]:
                 "heldout": {"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
                 "logs": {"run_id": run.run_id(), "paths": logs},
             }
-        case PruneMirror(names=names):
+        case do.PruneMirror(names=names):
             words = {"names": list(names)}
-        case FetchCopy(copy=copy):
+        case do.FetchCopy(copy=copy):
             words = {"name": copy.name, "checkpoints": str(run.layout.checkpoints), "logs": logs}
             words |= {"heldout": str(run.layout.heldout)}
     return {
@@ -150,7 +141,7 @@ def mirror_task(run: Run, job: MirrorJob) -> dict[str, Any]:
     }
 
 
-def mirror_ended(run: Run, job: MirrorJob, result: Result | None, reason: str) -> None:
+def mirror_ended(run: Run, job: do.MirrorJob, result: Result | None, reason: str) -> None:
     """Records the result of a job on warm, which ends an earlier failure, or the reason why it has none."""
     if result is None:
         _failed(run, job, reason)
@@ -158,17 +149,17 @@ def mirror_ended(run: Run, job: MirrorJob, result: Result | None, reason: str) -
     if "source_bad" not in result and mirror_of(run).worked(job.kind):
         run.events.record("mirror_recovered", doing=job.kind)
     match job:
-        case ListMirror():
+        case do.ListMirror():
             _listed(run, job, result)
-        case CopyToMirror(copy=copy):
+        case do.CopyToMirror(copy=copy):
             _copied(run, copy, result)
-        case PruneMirror():
+        case do.PruneMirror():
             _pruned(run, result["gone"])
-        case FetchCopy():
+        case do.FetchCopy():
             _fetched(run, job, result)
 
 
-def _failed(run: Run, job: MirrorJob, reason: str) -> None:
+def _failed(run: Run, job: do.MirrorJob, reason: str) -> None:
     """Records that warm cannot be used now; a job with need "wait" is repeated, a "try" is given up."""
     mirror, newest, now = mirror_of(run), run.newest, time.monotonic()
     run.counted.mirror_failures += 1
@@ -191,7 +182,7 @@ def _failed(run: Run, job: MirrorJob, reason: str) -> None:
         run.change(is_warm_awaited=True)
 
 
-def _listed(run: Run, job: ListMirror, result: Result) -> None:
+def _listed(run: Run, job: do.ListMirror, result: Result) -> None:
     mirror, warm, foreign = mirror_of(run), run.pipeline.warm_layout, result["foreign"]
     if run.run_id(or_of_newest=True) is None and len(foreign) > 1:
         place = warm.checkpoints(run.pipeline.train.run) if warm else ""
@@ -220,9 +211,8 @@ def _copied(run: Run, copy: Mirrored, result: Result) -> None:
         return
     mirror_of(run).copied(copy)
     run.events.record("checkpoint_mirrored", step=copy.step, path=f"checkpoints/{name}", copy=copy.name)
-    if moved_to := result["set_aside"]:
-        words = {"copy": copy.name, "moved_to": moved_to}
-        run.events.record("mirror_copy_bad", "warning", **words, replaced=True)
+    if result["replaced"]:
+        run.events.record("mirror_copy_bad", "warning", copy=copy.name, replaced=True)
 
 
 def _pruned(run: Run, names: list[str]) -> None:
@@ -233,14 +223,13 @@ def _pruned(run: Run, names: list[str]) -> None:
         run.events.record("mirror_pruned", names=names)
 
 
-def _fetched(run: Run, job: FetchCopy, result: Result) -> None:
+def _fetched(run: Run, job: do.FetchCopy, result: Result) -> None:
     """Records that a copy is back among the checkpoints and proven, or was proven wrong, or is gone."""
     copy = job.copy
     if result["state"] != "fetched":
         mirror_of(run).gone([copy.name])
-        words = {"copy": copy.name, "moved_to": result["set_aside"]}
-        words |= {"state": result["state"], "reason": result["reason"]}
-        run.events.record("mirror_copy_bad", "warning", **words)
+        words = {"state": result["state"], "reason": result["reason"]}
+        run.events.record("mirror_copy_bad", "warning", copy=copy.name, **words)
         return
     proof, name = result["proof"], checkpoint_name(copy.step)
     words = {"step": copy.step, "path": f"checkpoints/{name}", "copy": copy.name}

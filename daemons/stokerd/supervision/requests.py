@@ -13,6 +13,7 @@ from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.mirror.layout import Mirrored, fallback
 from stoker.checkpoints.retention import abandoned, find_checkpoints
 from stoker.corpus.quarantine.directory import DROP, read_quarantine
+from stoker.corpus.records.sources import Source
 from stoker.kit.events import Alerts
 from stoker.plan.timelines import Timeline, ancestry
 from stoker.shards.format.identity import set_key
@@ -20,26 +21,9 @@ from stoker.store.errors import DataError, StorageError, Transient
 from stoker.store.files import remove_tree
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import Request
+from stoker.supervise import rollback
 from stoker.supervise.decide import AskedRollback
-from stoker.supervise.rollback import (
-    Ask,
-    Moved,
-    RollbackRefused,
-    Standing,
-    already,
-    by_key,
-    decide,
-    finish,
-    lost_key,
-    outcome_of,
-    parse_ask,
-    parse_skip_set,
-    possible,
-    require_lost,
-    restore_lost,
-    roll_back,
-    standing,
-)
+from stoker.supervise.rollback import Ask, Moved, RollbackRefused, Standing
 from stokerd.common.loop import RequestBox
 from stokerd.supervision.run import Run
 
@@ -72,11 +56,11 @@ class Requests:
     def take_up(self) -> None:
         """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile."""
         run = self.run
-        if restored := restore_lost(run.layout):
+        if restored := rollback.restore_lost(run.layout):
             self.events.record("timelines_restored", "warning", forks=restored, source="checkpoints")
         timelines = run.accounts.timelines()
         if abandoned(find_checkpoints(run.layout.checkpoints), ancestry(timelines)):
-            self._report_moved(timelines.forks[-1], finish(run.layout, run.pipeline.quarantine))
+            self._report_moved(timelines.forks[-1], rollback.finish(run.layout, run.pipeline.quarantine))
         run.change(rollbacks=tuple(request.id for request in self._rollbacks()))
 
     def next_rollback(self) -> AskedRollback | None:
@@ -103,12 +87,12 @@ class Requests:
         try:
             ask = self._ask(request)
             if (fork := self._made(ask)) is not None:
-                outcome = outcome_of(fork, run.planner.plan, ())
+                outcome = rollback.outcome_of(fork, run.planner.plan, ())
             else:
                 fork = self._decided(ask)
                 run.store.rolled_back(fork.from_step)
-                moved = roll_back(run.layout, fork, run.pipeline.quarantine)
-                outcome = outcome_of(fork, run.planner.plan, moved.names)
+                moved = rollback.roll_back(run.layout, fork, run.pipeline.quarantine)
+                outcome = rollback.outcome_of(fork, run.planner.plan, moved.names)
                 self._report_moved(fork, moved)
                 words = {key: value for key, value in outcome.items() if key != "moved"}
                 self.events.record("rolled_back", "warning", **words, reason=fork.reason, request=request.id)
@@ -138,27 +122,25 @@ class Requests:
         return [request for request in self.box.read() if request.verb in ROLLBACKS]
 
     def _ask(self, request: Request) -> Ask:
-        if request.verb == "rollback":
-            return parse_ask(request.args, request.condition, request.id)
-        return parse_skip_set(request.args, request.condition, self._standing().steps, request.id)
+        return rollback.parse_ask(request, self._standing().steps)
 
     def _made(self, ask: Ask) -> Timeline | None:
-        return already(ask, self.run.accounts.timelines())
+        return rollback.already(ask, self.run.accounts.timelines())
 
     def _standing(self) -> Standing:
         batch = self.run.pipeline.train.global_batch
-        return standing(self.run.layout, self.run.planner.plan, batch)
+        return rollback.standing(self.run.layout, self.run.planner.plan, batch)
 
     def _decide(self, ask: Ask) -> Timeline:
         """Returns the timeline that the rollback begins; raises RollbackRefused where it cannot be made."""
         if self.run.store.record is None:
             raise RollbackRefused("the run has not begun: there is nothing to go back from")
-        found, planner = self._standing(), self.run.planner
-        if ask.lost and (pin := planner.pin()) is not None:
+        pin, sources = self.run.planner.pin() if ask.lost else None, dict[str, Source]()
+        if pin is not None:
             build_id = pin.build_id
-            sources = by_key(planner.sources().values(), lambda sha256: set_key(sha256, build_id))
-            require_lost(lost_key(ask, found), sources)
-        return decide(ask, found)
+            found = self.run.planner.sources().values()
+            sources = rollback.by_key(found, lambda sha256: set_key(sha256, build_id))
+        return rollback.decide(ask, self._standing(), sources)
 
     def _decided(self, ask: Ask) -> Timeline:
         """Returns the timeline that the rollback begins; raises unless its checkpoint is here and proven."""
@@ -169,7 +151,7 @@ class Requests:
         if fork.from_step and state.proofs.get(checkpoint_name(fork.from_step)) != "proven":
             raise RollbackRefused(
                 f"the checkpoint of step {fork.from_step} is not proven whole (the events say more); "
-                f"{possible(set(steps) - {fork.from_step})}"
+                f"{rollback.possible(set(steps) - {fork.from_step})}"
             )
         return fork
 

@@ -14,7 +14,7 @@ from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError
 from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.health.trainer_protocol import STEPPING
-from stoker.supervise.run.gates import waiting_words
+from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
 

@@ -17,14 +17,8 @@ from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
-from stoker.supervise.run.launch_record import (
-    TRAINER,
-    Launch,
-    launch_body,
-    launched_body,
-    note_launch,
-    trainer_environment,
-)
+from stoker.supervise.run import launch_record
+from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
 
@@ -61,8 +55,8 @@ class TrainerControl:
         self._record(launch, pin)
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         self.guarded = GuardedTrainer(
-            TRAINER,
-            environ=trainer_environment(os.environ, launch, run.layout),
+            launch_record.TRAINER,
+            environ=launch_record.trainer_environment(os.environ, launch, run.layout),
             lock=lock,
             stop_time_s=run.pipeline.supervise.stop_time,
             notify_socket=launch.notify_socket,
@@ -73,10 +67,12 @@ class TrainerControl:
 
     def _record(self, launch: Launch, pin: DatasetPin) -> None:
         run, step = self.run, launch.resume_step
-        body = launch_body(launch, run.pipeline, pin, run.store.begun, steps=run.accounts.steps(run.at))
+        body = launch_record.launch_body(
+            launch, run.pipeline, pin, run.store.begun, steps=run.accounts.steps(run.at)
+        )
         write_record(run.layout.launch, body)
-        line = launched_body(body, resume_step=step, time=utc_now())
-        if damage := note_launch(run.layout.launches, line):
+        line = launch_record.launched_body(body, resume_step=step, time=utc_now())
+        if damage := launch_record.note_launch(run.layout.launches, line):
             run.events.record("launch_log_damaged", "warning", message=damage[0])
         run.store.launching()  # last: a launch that a full disk prevents is not counted
         words: dict[str, Any] = {"launch": launch.launch, "resume_step": step}

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.checkpoints.format import step_of
-from stoker.store.errors import DataError
 from stoker.store.files import make_dir, move_durably, remove_tree
-from stoker.store.record import new_id, read_record, utc_now, write_record
+from stoker.store.record import new_id, utc_now, write_record
 
 PREFIX, REASON = "checkpoint-", "reason.json"
 
@@ -45,8 +43,8 @@ def drop_over_budget(quarantine: Path, *, keep: int, keep_bytes: int) -> tuple[s
 
     The newest stays whatever its size, unless `keep` is 0.
     """
-    places = _newest_last(quarantined(quarantine))
-    return tuple(place.name for place in drop_first(places, keep=keep, keep_bytes=keep_bytes))
+    dropped = drop_first(quarantined(quarantine), keep=keep, keep_bytes=keep_bytes)
+    return tuple(place.name for place in dropped)
 
 
 def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Path]:
@@ -61,36 +59,14 @@ def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Pa
 
 
 def quarantined(quarantine: Path) -> list[Path]:
-    """Returns the places of quarantined checkpoints, oldest first by the time in their names."""
-    try:
-        names = [entry.name for entry in os.scandir(quarantine) if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
-    ours = [quarantine / name for name in names if name.startswith(PREFIX)]
-    # The names have whole seconds, and a restart may convict several checkpoints in one second.
-    return sorted(ours, key=lambda place: (place.name.rsplit("-", 2)[1], place.stat().st_mtime_ns))
+    """Returns the places of quarantined checkpoints, the checkpoint that was sealed first as the first."""
+    return sorted((place for place in quarantine.glob(f"{PREFIX}*") if place.is_dir()), key=_sealed_at)
 
 
-def _newest_last(places: Sequence[Path]) -> list[Path]:
-    """Sorts places: the run with the latest conviction last, and each run by step.
-
-    Where all of a run's checkpoints are bad, the newest is convicted first: the time of a conviction is no
-    measure of a checkpoint's worth.
-    """
-    runs = [_run_of(place) for place in places]
-    convicted = {run: number for number, run in enumerate(runs)}
-    order = sorted(
-        range(len(places)),
-        key=lambda at: (convicted[runs[at]], step_of(places[at].name.removeprefix(PREFIX)) or 0, at),
-    )
-    return [places[at] for at in order]
-
-
-def _run_of(place: Path) -> str:
-    try:
-        return str(Path(read_record(place / REASON)["path"]).parent)
-    except (OSError, DataError, KeyError):
-        return ""  # places without a readable reason form one group
+def _sealed_at(place: Path) -> tuple[int, str]:
+    # Where all checkpoints are bad, the newest is convicted first: the time of a conviction says nothing.
+    checkpoints = (path for path in place.iterdir() if path.is_dir())
+    return max((path.stat().st_mtime_ns for path in checkpoints), default=0), place.name
 
 
 def _tree_bytes(path: Path) -> int:

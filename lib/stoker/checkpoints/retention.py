@@ -10,7 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,15 +29,6 @@ from stoker.store.files import move_durably, opened, remove_tree
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A proven checkpoint."""
-
-    step: int
-    val_loss: float | None = None
-    read: bool = False  # a reader holds it now
-
-
-@dataclass(frozen=True)
 class RetentionPolicy:
     """Keeps the last N, every K steps, the milestones, and the best N by held-out loss."""
 
@@ -47,14 +38,14 @@ class RetentionPolicy:
     keep_best: int = 1
 
 
-def prune(checkpoints: Collection[Kept], policy: RetentionPolicy) -> list[int]:
-    """Returns the steps to remove, oldest first: never the newest, and none that a reader holds."""
-    proven = sorted(checkpoints, key=lambda one: one.step)
-    kept = {one.step for one in proven[-max(1, policy.keep_last) :]}
-    measured = sorted((one for one in proven if one.val_loss is not None), key=_best_first)
-    kept |= {one.step for one in measured[: policy.keep_best]}
-    kept |= {one.step for one in proven if policy.keep_every and one.step % policy.keep_every == 0}
-    return [one.step for one in proven if one.step not in kept | policy.milestones and not one.read]
+def prune(losses: Mapping[int, float | None], policy: RetentionPolicy) -> list[int]:
+    """Returns the steps to remove, oldest first, never the newest; `losses` are held-out losses by step."""
+    steps = sorted(losses)
+    kept = {*steps[-max(1, policy.keep_last) :], *policy.milestones}
+    best_first = sorted((loss, -step) for step, loss in losses.items() if loss is not None)
+    kept |= {-step for _, step in best_first[: policy.keep_best]}
+    kept |= {step for step in steps if policy.keep_every and step % policy.keep_every == 0}
+    return [step for step in steps if step not in kept]
 
 
 def remove_checkpoint(path: Path) -> bool:
@@ -82,10 +73,6 @@ def sweep_leftovers(checkpoints_dir: Path) -> list[str]:
     for name in leftovers:
         remove_tree(checkpoints_dir / name)
     return leftovers
-
-
-def _best_first(one: Kept) -> tuple[float, int]:
-    return (one.val_loss if one.val_loss is not None else float("inf"), -one.step)
 
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO)  # some network mounts

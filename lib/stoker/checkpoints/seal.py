@@ -2,6 +2,10 @@
 
 Order on disk: the files, checkpoint.json, SHA256SUMS, the directory, the rename, the parent directory. A
 crash leaves a whole checkpoint or none, and a temporary directory that the owner of trainer.lock sweeps.
+
+Tensors are written in the safetensors format without its library: no heavy import, and every byte is hashed
+on its way. 8 bytes little-endian: length of the header; the header, JSON, padded with spaces to a multiple of
+8; the tensors' bytes end to end (https://github.com/huggingface/safetensors, its README has the format).
 """
 
 from __future__ import annotations
@@ -9,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.checkpoints.format import (
     BODY,
@@ -28,10 +34,10 @@ from stoker.checkpoints.format import (
     write_sums,
 )
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.tensors import Tensor, file_chunks, split
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import make_dir, opened, publish_dir, remove_tree, write_all
 
+FILE_BYTES = 1 << 30  # a limit on files, so that they can be hashed in parallel
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -124,3 +130,46 @@ def _require_equal(target: Path, ours: CheckpointBody) -> None:
         f"{target} is there already and is {found}; two histories of one run must not mix. Move it away "
         "(quarantine or roll back) and start again"
     )
+
+
+class Tensor(NamedTuple):
+    """A named tensor: dtype as safetensors spells it (F32, BF16, I64, ...), and its contiguous bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def file_chunks(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yields the bytes of one file; tensors with wide items come first, so that each tensor is aligned."""
+    ordered = sorted(tensors, key=lambda tensor: -tensor.data.nbytes // max(1, math.prod(tensor.shape)))
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for tensor in ordered:
+        size = tensor.data.nbytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in ordered:
+        if tensor.data.nbytes:
+            yield tensor.data.cast("B")
+
+
+def split(tensors: Sequence[Tensor], limit: int = FILE_BYTES) -> list[list[Tensor]]:
+    """Returns the tensors in order, in groups of at most `limit` bytes; a larger tensor is its own group."""
+    groups: list[list[Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + tensor.data.nbytes > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.data.nbytes
+    return groups

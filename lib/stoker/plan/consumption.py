@@ -24,42 +24,33 @@ class Holdings:
     plan: Plan
     low_water: Position = START  # the least position of a checkpoint that the run may resume from
     wants: tuple[str, ...] = ()  # keys of sets that a resume or future entries read, most urgent first
-    finished: bool = False
+    finished: str | None = None  # why the run is over
     windows_per_s: float | None = None  # as measured, None while unknown
     reach: Position | None = None  # where the current launch stops; None: at the plan's end
 
 
 def consumed_body(
-    run: str,
-    checkpoint: str | None,
-    body: Mapping[str, Any],
-    plan: Plan,
-    *,
-    finished: str | None = None,
-    skips: Sequence[Skip] = (),
-    low_water: Position = START,
-    wants: tuple[str, ...] = (),
-    windows_per_s: float | None = None,
-    reach: Position | None = None,
+    run: Holdings, checkpoint: str | None, body: Mapping[str, Any], skips: Sequence[Skip] = ()
 ) -> dict[str, Any]:
     """Returns the body of the record, with the counts of trained, skipped and unusable windows.
 
-    `body` is the newest proven checkpoint.json, or the run's beginning.
+    `checkpoint` and `body` are the newest proven checkpoint and its checkpoint.json, or the run's beginning.
     """
-    account = books(plan, Position.parse(body["position"]), skips, exhausted=finished == "data_exhausted")
+    exhausted = run.finished == "data_exhausted"
+    account = books(run.plan, Position.parse(body["position"]), skips, exhausted=exhausted)
     return {
         "v": 1,
-        "run": run,
+        "run": run.run,
         "checkpoint": checkpoint,
         "step": body["step"],
         "position": list(body["position"]),
         "tokens": body["tokens"],
         **{key: getattr(account, key) for key in ("applied", "skipped", "remainder", "tail_tokens")},
-        "low_water": low_water.as_list(),
-        "reach": None if reach is None else reach.as_list(),
-        "wants": list(wants),
-        "finished": finished,
-        "windows_per_s": windows_per_s,
+        "low_water": run.low_water.as_list(),
+        "reach": None if run.reach is None else run.reach.as_list(),
+        "wants": list(run.wants),
+        "finished": run.finished,
+        "windows_per_s": run.windows_per_s,
     }
 
 
@@ -86,7 +77,7 @@ def _holdings(layout: StateLayout, name: str) -> Holdings:
             plan,
             Position.parse(body["low_water"]),
             tuple(str(key) for key in body["wants"]),
-            body.get("finished") is not None,
+            body.get("finished"),
             None if rate is None else float(rate),
             None if reach is None else Position.parse(reach),
         )

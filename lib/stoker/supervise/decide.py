@@ -10,8 +10,7 @@ from stoker.checkpoints.retention import History, RetentionPolicy
 from stoker.config.schema import Supervise
 from stoker.store.errors import DataError
 from stoker.supervise import actions as do
-from stoker.supervise.health.exits import ExitClass, classify
-from stoker.supervise.health.guarded import GuardedEnd
+from stoker.supervise.health.guarded import ExitClass, GuardedEnd, classify
 from stoker.supervise.health.liveness import judge
 from stoker.supervise.mirror.inventory import Look, MirrorState
 from stoker.supervise.run.gates import Gate
@@ -257,8 +256,7 @@ def mirror_job(
         return do.ListMirror()
     if queue := waiting(local, mirror.copies, history, policy):
         return do.CopyToMirror(queue[0])
-    newest = mirror.newest(history)
-    if now < mirror.prune_at or newest is None or newest.name not in mirror.proven:
-        return None  # no copy is removed before the newest is proven in the mirror
-    names = tuple(one.name for one in superfluous(mirror.copies, history, policy, newest))
+    if now < mirror.prune_at:
+        return None
+    names = tuple(one.name for one in superfluous(mirror.copies, history, policy, mirror.proven))
     return do.PruneMirror(names) if names else None

@@ -8,16 +8,18 @@ The caller holds the run's trainer.lock, or no process of the run is alive.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from stoker.checkpoints.format import TIMELINES_COPY
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_first
-from stoker.checkpoints.retention import Found, abandoned, candidates, find_checkpoints
+from stoker.checkpoints.retention import abandoned, candidates, find_checkpoints
 from stoker.config.schema import Quarantine
 from stoker.corpus.records.sources import Source
 from stoker.plan.log import Plan
@@ -31,14 +33,14 @@ from stoker.plan.timelines import (
     restore_timelines,
     skips,
 )
-from stoker.store.errors import DataError, UsageError
+from stoker.store.errors import UsageError
 from stoker.store.files import make_dir, move_durably, unlink_durably
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.record import new_id
+from stoker.store.requests import Request
 from stoker.supervise.run.launch_record import Makers, read_launches
 
-_KEY = re.compile(r"[0-9a-f]{16,64}")
 MOST_TOLD = 20  # possible steps named in a refusal
 
 
@@ -46,7 +48,10 @@ class RollbackRefused(UsageError):
     """A rollback that is not possible; the message gives the reason and the possible steps."""
 
 
-@dataclass(frozen=True)
+Step = Annotated[int, Field(strict=True, ge=0)]
+
+
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Ask:
     """A request to go back to step `to` (0: the beginning) on the current timeline.
 
@@ -56,12 +61,12 @@ class Ask:
     the planned entries that name the set is passed over.
     """
 
-    to: int
-    skip: tuple[tuple[int, int], ...] = ()
+    to: Step
+    skip: tuple[tuple[Step, Step], ...] = ()
     reason: str = "operator"
-    timeline: int | None = None
+    timeline: Step | None = None
     request: str = ""
-    lost: str = ""
+    lost: Annotated[str, Field(pattern=r"^([0-9a-f]{16,64})?$")] = ""
 
 
 @dataclass(frozen=True)
@@ -75,67 +80,41 @@ class Standing:
     place: Callable[[int], Position | None]
 
 
-def parse_ask(args: Mapping[str, Any], condition: Mapping[str, Any] | None, request: str = "") -> Ask:
-    """Returns the rollback that a request asks for; RollbackRefused names the fault of a wrong request."""
-    timeline = _timeline("a rollback", args, ("to", "skip", "reason"), condition or {})
-    to, spans = args.get("to"), args.get("skip") or []
-    if not _is_step(to):
-        raise RollbackRefused(f"to={to!r} is no step; name the checkpoint to go back to, or 0")
-    if not isinstance(spans, list | tuple) or not all(
-        isinstance(span, list | tuple) and len(span) == 2 and all(map(_is_step, span)) for span in spans
-    ):
-        raise RollbackRefused(f"skip={spans!r} is not a list of [from step, to step]")
-    reason = str(args.get("reason") or "operator")[:500]
-    return Ask(int(to or 0), tuple((span[0], span[1]) for span in spans), reason, timeline, request)
+def parse_ask(request: Request, steps: Collection[int]) -> Ask:
+    """Returns the rollback that a request asks for; RollbackRefused names the fault of a wrong request.
+
+    `steps` are of checkpoints on the current history: giving up a set continues from the newest.
+    """
+    asked = {**request.args, **(request.condition or {}), "request": request.id}
+    if request.verb == "skip_set":
+        key = str(asked.pop("key", None))
+        asked |= {"lost": key or "none", "to": max(steps, default=0)}
+        asked.setdefault("reason", f"shard set {key[:16]} is lost")
+    asked["reason"] = str(asked.get("reason") or "operator")[:500]
+    try:
+        return Ask(**asked)
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        at = ".".join(map(str, error["loc"]))
+        raise RollbackRefused(f"{request.verb}: {at}: {error['msg']}, not {error['input']!r}") from None
 
 
-def parse_skip_set(
-    args: Mapping[str, Any], condition: Mapping[str, Any] | None, steps: Collection[int], request: str = ""
-) -> Ask:
-    """Returns the request to give up a lost set; `steps` are of checkpoints on the current history."""
-    timeline = _timeline("skip_set", args, ("key", "reason"), condition or {})
-    key = args.get("key")
-    if not (isinstance(key, str) and _KEY.fullmatch(key)):
-        raise RollbackRefused(f"key={key!r} is no shard set's: name 16 to 64 of its hex digits")
-    reason = str(args.get("reason") or f"shard set {key[:16]} is lost")[:500]
-    return Ask(max(steps, default=0), (), reason, timeline, request, key)
+def decide(ask: Ask, run: Standing, sources: Mapping[str, Source] | None = None) -> Timeline:
+    """Returns the timeline entry that makes the rollback; RollbackRefused where it is not possible.
 
-
-def _timeline(
-    verb: str, args: Mapping[str, Any], known: Sequence[str], condition: Mapping[str, Any]
-) -> int | None:
-    """Returns the timeline that a request is for; RollbackRefused for an unknown argument."""
-    if unknown := sorted({*args} - {*known} | {*condition} - {"timeline"}):
-        raise RollbackRefused(f"{verb} has no {unknown[0]!r}; it has {', '.join(known)}, and if timeline")
-    timeline = condition.get("timeline")
-    if timeline is not None and not _is_step(timeline):
-        raise RollbackRefused(f"timeline={timeline!r} is no timeline")
-    return timeline
-
-
-def lost_key(ask: Ask, run: Standing) -> str:
-    """Returns the whole key of the set to give up; RollbackRefused when no planned entry reads it."""
-    position = run.place(ask.to) or START
-    for segment in reaching(run.plan, position):
-        for key, _ in segment.sets:
-            if key.startswith(ask.lost):
-                return key
-    raise RollbackRefused(f"no planned entry from step {ask.to} on names a shard set {ask.lost[:16]}")
-
-
-def decide(ask: Ask, run: Standing) -> Timeline:
-    """Returns the timeline entry that makes the rollback; RollbackRefused where it is not possible."""
+    `sources` are those by set key, where the rollback gives up a set.
+    """
     current = run.timelines.current
     if ask.timeline is not None and ask.timeline != current:
         raise RollbackRefused(
-            f"the run is on timeline {current}, not on {ask.timeline}: somebody has rolled back meanwhile"
+            f"the run is on timeline {current}, not on {ask.timeline}: it was rolled back meanwhile"
         )
     if ask.to != 0 and ask.to not in run.steps:
         raise RollbackRefused(f"step {ask.to} has no checkpoint on the run's history; {possible(run.steps)}")
-    skip = tuple(_range(first, last, ask.to, run) for first, last in ask.skip)
-    lost = lost_key(ask, run) if ask.lost else ""
-    if lost:
-        skip = _rest_of_entries(lost, run.plan, run.place(ask.to) or START)
+    lost, skip = "", tuple(_range(first, last, ask.to, run) for first, last in ask.skip)
+    if ask.lost:
+        lost, skip = _rest_of_entries(ask, run)
+        require_lost(lost, sources or {})
     return Timeline(current + 1, current, ask.to, skip, ask.reason, ask.request, lost)
 
 
@@ -195,19 +174,25 @@ def why_lost(key: str, sources: Mapping[str, Source]) -> str | None:
     return f"{source.path} is quarantined" + (f" ({source.reason})" if source.reason else "")
 
 
-def _rest_of_entries(key: str, plan: Plan, position: Position) -> tuple[Skip, ...]:
-    """Returns the rest, from a position on, of the planned entries that name the lost set.
+def _rest_of_entries(ask: Ask, run: Standing) -> tuple[str, tuple[Skip, ...]]:
+    """Returns the key of the set to give up, and the rest of the planned entries that name it.
 
     The set's tokens are spread over a whole entry, as the order is a permutation: hundreds of thousands of
     single windows. The entry's other sets are read again in the next epoch.
     """
-    return tuple(
+    position = run.place(ask.to) or START
+    entries = list(reaching(run.plan, position))
+    named = (key for segment in entries for key, _ in segment.sets if key.startswith(ask.lost))
+    lost = next(named, None)
+    if lost is None:
+        raise RollbackRefused(f"no planned entry from step {ask.to} on names a shard set {ask.lost[:16]}")
+    return lost, tuple(
         (
             position if position.entry == segment.n else Position(segment.n, 0),
             Position(segment.n, segment.windows),
         )
-        for segment in reaching(plan, position)
-        if any(named == key for named, _ in segment.sets)
+        for segment in entries
+        if any(key == lost for key, _ in segment.sets)
     )
 
 
@@ -222,16 +207,8 @@ def _range(first: int, last: int, to: int, run: Standing) -> Skip:
             f"skip {first}:{last}: which windows step {last if begin else first} ends at is not known: "
             "the plan does not reach that far"
         )
-    try:
-        if linear(run.plan, begin) >= linear(run.plan, end):
-            raise RollbackRefused(f"skip {first}:{last}: there are no windows between the two steps")
-    except DataError as problem:
-        raise RollbackRefused(f"skip {first}:{last}: {problem}") from problem
+    linear(run.plan, end)  # raises DataError for a plan that lost its end
     return begin, end
-
-
-def _is_step(value: object) -> bool:
-    return type(value) is int and value >= 0
 
 
 @dataclass(frozen=True)
@@ -275,16 +252,15 @@ def finish(run: RunLayout, budget: Quarantine) -> Moved:
 def restore_lost(run: RunLayout) -> int:
     """Restores lines that timelines.jsonl lost, from a whole checkpoint's copy; returns their number.
 
-    Raises DataError when the two are different histories, or when a line is known to be lost that no
-    checkpoint has: training would continue on data that was given up.
+    Raises DataError when the two are different histories.
     """
-    restored = 0
-    for found in _of_later_timeline(run, read_timelines(run.timelines)):
+    current = read_timelines(run.timelines).current
+    later = [one for one in find_checkpoints(run.checkpoints) if (one.timeline or 0) > current]
+    for found in sorted(later, key=lambda one: (-(one.timeline or 0), -one.step)):
         if prove_checkpoint(found.path, deep=False).verdict == "proven":
-            restored = restore_timelines(run.timelines, read_timelines(found.path / TIMELINES_COPY))
-            break  # its copy has every line up to its own timeline
-    _refuse_lost(run, read_timelines(run.timelines))
-    return restored
+            # Its copy has every line up to its own timeline.
+            return restore_timelines(run.timelines, read_timelines(found.path / TIMELINES_COPY))
+    return 0
 
 
 def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
@@ -309,39 +285,13 @@ def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
     return Standing(timelines, plan, {*sealed} - {0}, place)
 
 
-def _of_later_timeline(run: RunLayout, timelines: Timelines) -> list[Found]:
-    """Returns checkpoints of a timeline that timelines.jsonl lacks, the latest timeline and step first."""
-    found = find_checkpoints(run.checkpoints)
-    later = [one for one in found if one.timeline is not None and one.timeline > timelines.current]
-    return sorted(later, key=lambda one: (-(one.timeline or 0), -one.step))
-
-
-def _refuse_lost(run: RunLayout, timelines: Timelines) -> None:
-    launches, _ = read_launches(run.launches)
-    told = {one.timeline: run.launches for one in launches}
-    told |= {left + 1: run.abandoned / f"t{left}" for left in _left(run.abandoned)}
-    told |= {one.timeline or 0: one.path for one in _of_later_timeline(run, timelines)}
-    latest = max(told, default=0)
-    if latest > timelines.current:
-        raise DataError(
-            f"{run.timelines} ends at timeline {timelines.current}, but {told[latest]} knows of timeline "
-            f"{latest}: a rollback's line is lost, and no checkpoint here has a copy of it. Going on would "
-            "train on what was given up: put the file back, from a backup or from a checkpoint of the mirror"
-        )
-
-
-def _left(abandoned_dir: Path) -> list[int]:
-    return [int(path.name[1:]) for path in abandoned_dir.glob("t*") if path.name[1:].isdecimal()]
-
-
 def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:
     """Drops the oldest checkpoints in abandoned/ until it is within the budget; returns their names.
 
     The newest stays at any size, unless the budget is zero.
     """
-    lefts = sorted(_left(abandoned_dir))
-    places = [
-        path for left in lefts for path in sorted((abandoned_dir / f"t{left}").iterdir()) if path.is_dir()
-    ]
+    folders = [path for path in abandoned_dir.glob("t*") if path.name[1:].isdecimal()]
+    folders.sort(key=lambda path: int(path.name[1:]))
+    places = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_dir()]
     dropped = drop_first(places, keep=budget.keep_checkpoints, keep_bytes=budget.keep_bytes)
     return tuple(f"{place.parent.name}/{place.name}" for place in dropped)

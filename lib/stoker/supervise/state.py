@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from stoker.kit.process import ProcessId
 from stoker.plan.positions import Position
 from stoker.store.record import require_version
-from stoker.supervise.health.exits import Exit
+from stoker.supervise.health.guarded import Exit
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
 from stoker.supervise.health.trainer_protocol import Moment, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch

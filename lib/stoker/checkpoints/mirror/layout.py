@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import BODY, checkpoint_name, read_body
-from stoker.checkpoints.retention import History, Kept, RetentionPolicy, counts, prune
+from stoker.checkpoints.retention import History, RetentionPolicy, counts, prune
 from stoker.kit.lock import read_contents
 from stoker.store.errors import DataError, UnavailableError, UnknownFormat, storage_errors
 from stoker.store.layout import WarmLayout
@@ -112,24 +112,22 @@ def waiting(
     have = {one.name for one in there if one.run_id is not None}
     wanted = [one for one in local if counts(one.timeline, one.step, history) and one.name not in have]
     losses = _on_history(there, history) | {one.step: one.val_loss for one in wanted}
-    gone = set(prune([Kept(step, loss) for step, loss in losses.items()], policy))
+    gone = set(prune(losses, policy))
     return sorted((one for one in wanted if one.step not in gone), key=lambda one: -one.step)
 
 
 def superfluous(
-    there: Collection[Mirrored], history: History, policy: RetentionPolicy, newest: Mirrored
+    there: Collection[Mirrored], history: History, policy: RetentionPolicy, proven: Collection[str]
 ) -> list[Mirrored]:
-    """Returns the copies that may leave after `newest` was proven.
-
-    None unless it is the newest in the mirror.
+    """Returns the copies that may leave; none unless the newest copy of this history is among the `proven`.
 
     Of this history: those that retention does not keep. Of abandoned timelines: those past the fork, once the
     mirror has a copy of a later timeline; until then an operator may still undo the rollback.
     """
-    on = _on_history(there, history)
-    if newest.step != max(on, default=None) or not counts(newest.timeline, newest.step, history):
+    newest = next(iter(fallback(there, history, -1)), None)
+    if newest is None or newest.name not in proven:
         return []
-    gone = set(prune([Kept(step, loss) for step, loss in on.items()], policy))
+    gone = set(prune(_on_history(there, history), policy))
     return [
         one
         for one in sorted(there, key=lambda one: (one.timeline, one.step))

@@ -7,12 +7,16 @@ list   {"run_id": str or null}
        -> {"copies": [{"timeline", "step", "mark", "run_id", "val_loss"}, ...], "foreign": [run ids],
            "timelines": the newest copy of timelines.jsonl, from proven small files, or null}
 copy   {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
-       -> {"set_aside"}, or {"source_bad": reason}
+       -> {"replaced": whether a wrong copy was}, or {"source_bad": reason}
 fetch  {"name", "checkpoints", "logs": paths, copied back where they are missing or empty, "heldout": path}
        -> {"state": "fetched", "proof": the proof worker's result, "logs": the paths copied back,
            "heldout": "there" (already), "brought", "missing", "bad" or null},
-          or {"state": "gone" | "bad", "reason", "set_aside"}
+          or {"state": "gone" | "bad", "reason"}
 prune  {"names": [...]}     -> {"gone": [...]}
+
+A copy is written under a temporary name, each file durable, and read back past the cache; only a proven copy
+gets its name, by one rename. A kill at any moment does no harm: the next try uses the files that an
+interrupted copy finished.
 
 {"kind": "progress"} every few seconds shows that the worker is alive. Exits 69 when warm is not mounted
 or is another pipeline's, 74 when it cannot be read or written now.
@@ -21,27 +25,39 @@ or is another pipeline's, 74 when it cannot be read or written now.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.format import TIMELINES_COPY
-from stoker.checkpoints.mirror.copy import (
-    SourceBad,
-    copy_checkpoint,
-    copy_file,
-    fetch_checkpoint,
-    give_up,
-    move_aside,
+from stoker.checkpoints.format import (
+    BODY,
+    SUMS,
+    TEMPORARY,
+    TIMELINES_COPY,
+    checkpoint_name,
+    mark_of,
+    read_body,
+    step_of,
 )
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror, log_name, require_ours
-from stoker.checkpoints.proof import Progress, prove_checkpoint
+from stoker.checkpoints.proof import Progress, Proof, prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
+from stoker.checkpoints.retention import reading, remove_checkpoint
 from stoker.kit.workers.child import Report, heartbeat, run_worker
-from stoker.store.direct import hash_file
-from stoker.store.errors import storage_errors
-from stoker.store.files import make_dir
+from stoker.store.direct import copy, hash_file, insist_on_room
+from stoker.store.errors import DataError, StorageError, storage_errors
+from stoker.store.files import (
+    fsync_dir,
+    inside,
+    make_dir,
+    publish_dir,
+    remove_tree,
+    sweep_temporaries,
+    temporary_beside,
+)
 from stoker.store.layout import WarmLayout
 
 
@@ -56,11 +72,11 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         case "list":
             return _list(mirror, task["run_id"])
         case "copy":
-            return _copy(task, mirror, warm.trash, tell)
+            return _copy(task, mirror, tell)
         case "fetch":
-            return _fetch(task, mirror, warm.trash, tell)
+            return _fetch(task, mirror, tell)
         case _:
-            return {"gone": give_up(mirror, task["names"], warm.trash)}
+            return {"gone": give_up(mirror, task["names"])}
 
 
 def _list(mirror: Path, run_id: str | None) -> dict[str, Any]:
@@ -84,7 +100,7 @@ def _newest_timelines(mirror: Path, copies: list[Mirrored]) -> str | None:
     return None
 
 
-def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
+def _copy(task: Mapping[str, Any], mirror: Path, tell: Progress) -> dict[str, Any]:
     make_dir(mirror)
     # Logs and held-out windows come before the checkpoint: a mirrored checkpoint has its files beside it.
     for path in map(Path, task["logs"]["paths"]):
@@ -96,19 +112,20 @@ def _copy(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) ->
                 copy_file(Path(held["path"]), target, tell, held["sha256"])
     try:
         source, target = Path(task["source"]), mirror / task["name"]
-        return {"set_aside": copy_checkpoint(source, target, task["digest"], trash, tell)}
+        return {"replaced": copy_checkpoint(source, target, task["digest"], tell)}
     except SourceBad as problem:
         return {"source_bad": str(problem)}
 
 
-def _fetch(task: Mapping[str, Any], mirror: Path, trash: Path, tell: Progress) -> dict[str, Any]:
+def _fetch(task: Mapping[str, Any], mirror: Path, tell: Progress) -> dict[str, Any]:
     copied = mirror / task["name"]
     if not copied.is_dir():
-        return {"state": "gone", "reason": f"{copied} is not there", "set_aside": None}
+        return {"state": "gone", "reason": f"{copied} is not there"}
     try:
         proof = fetch_checkpoint(copied, Path(task["checkpoints"]), tell)
     except SourceBad as problem:
-        return {"state": "bad", "reason": str(problem), "set_aside": str(move_aside(copied, trash))}
+        remove_checkpoint(copied)
+        return {"state": "bad", "reason": str(problem)}
     assert proof.body is not None
     run_id = str(proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
@@ -127,6 +144,155 @@ def _bring_heldout(mirror: Path, path: Path, sha256: str, tell: Progress) -> str
     except SourceBad:
         return "bad"
     return "brought" if is_brought else "missing"
+
+
+class SourceBad(DataError):
+    """Raised where the file or checkpoint to copy is not the expected one."""
+
+
+def copy_checkpoint(source: Path, target: Path, digest: str, tell: Progress) -> bool:
+    """Copies a proven checkpoint into a run's mirror; returns whether it replaced a wrong copy.
+
+    `digest` is its checkpoint.json's sha256. A proven copy at the target is enough. Raises SourceBad when the
+    source is not the proven checkpoint, StorageError (warm full or failing, the copy reads differently) and
+    DataError when another checkpoint has the copy's name.
+    """
+    temporary = target.parent / f".tmp-{target.name}"  # a fixed name: the next try finds it
+    with reading(source):
+        sweep(target.parent.parent, sparing=temporary)
+        is_wrong = os.path.lexists(target)
+        if is_wrong:
+            proof = _judged(target, tell)
+            if proof.digest == digest:
+                return False
+            if proof.verdict == "proven":
+                raise DataError(f"{target} is another checkpoint, and is whole; move it away")
+            if not remove_checkpoint(target):
+                raise StorageError(f"{target} is not whole, and is being read", errno.EBUSY)
+        _proven_copy(source, temporary, digest, tell)
+        publish_dir(temporary, target)
+    return is_wrong
+
+
+def fetch_checkpoint(copied: Path, checkpoints: Path, tell: Progress) -> Proof:
+    """Copies a mirrored checkpoint back into `checkpoints` under the name of its step; returns its proof.
+
+    The same checkpoint at the target is enough. Raises SourceBad for a wrong copy, StorageError where either
+    disk cannot be read or written now, DataError when another checkpoint has the step's name.
+    """
+    step, mark = step_of(copied.name), mark_of(copied.name)
+    assert step is not None and mark is not None, copied
+    target = checkpoints / checkpoint_name(step)
+    with reading(copied):
+        if os.path.lexists(target):
+            proof = prove_checkpoint(target, progress=tell)
+            if not _is(proof, mark):
+                raise DataError(
+                    f"{target} is there and is not {copied} ({proof.verdict}); nothing is replaced"
+                )
+            return proof
+        temporary = checkpoints / f"{TEMPORARY}fetched-{step:09d}"
+        remove_tree(temporary)
+        try:
+            proof = _proven_copy(copied, temporary, mark, tell)
+            publish_dir(temporary, target)
+        except BaseException:
+            remove_tree(temporary)
+            raise
+        return proof
+
+
+def _proven_copy(source: Path, into: Path, digest: str, tell: Progress) -> Proof:
+    """Copies a checkpoint's files into a directory, and proves them; `digest` may be its first digits only.
+
+    An invalid copy is removed. After a failure the source is proven: SourceBad where the source is wrong,
+    else StorageError, and the caller tries again.
+    """
+    make_dir(into)
+    try:
+        _copy_files(source, into, tell)
+        proof = prove_checkpoint(into, progress=tell)
+        if _is(proof, digest):
+            return proof
+        if proof.verdict != "unreadable":
+            remove_tree(into)
+        why = f"{into} does not read as it was written ({proof.verdict}: {proof.reason}); check the disk"
+    except (DataError, FileNotFoundError) as problem:
+        why = f"{source} cannot be copied to {into}: {problem}"
+    original = _judged(source, tell)
+    if not _is(original, digest):
+        raise SourceBad(original.reason or f"{source}: {BODY} is not the one that was proven")
+    raise StorageError(why, errno.EIO)
+
+
+def _copy_files(source: Path, into: Path, tell: Progress) -> None:
+    """Copies every listed file that is missing or not full length; the proof shows which became durable."""
+    with storage_errors(f"copy {source} to", into):
+        names = [*sorted(read_body((source / BODY).read_bytes(), source / BODY).files), BODY, SUMS]
+        sizes = {name: inside(source, name).stat().st_size for name in names}
+        there = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(into)}
+        missing = [name for name in names if there.get(name) != sizes[name]]
+        insist_on_room(into, sum(sizes[name] for name in missing), 0)
+        for name in missing:
+            (into / name).unlink(missing_ok=True)
+            copy(source / name, into / name, tell)
+
+
+def copy_file(source: Path, target: Path, tell: Progress, sha256: str = "") -> bool:
+    """Copies a file as it is now, and reads the copy back where its hash is given; False without a source.
+
+    Raises SourceBad where the source has another hash, StorageError where either disk fails.
+    """
+    temporary = temporary_beside(target)
+    try:
+        with storage_errors(f"copy {source} to", target):
+            copy(source, temporary, tell)
+            if sha256 and hash_file(temporary).sha256 != sha256:
+                if hash_file(source).sha256 != sha256:
+                    raise SourceBad(f"{source} has not the sha256 {sha256[:16]} that is on record")
+                raise StorageError(f"{temporary} reads differently from what was written", errno.EIO)
+            temporary.rename(target)
+            fsync_dir(target.parent)
+    except FileNotFoundError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def give_up(mirror: Path, names: list[str]) -> list[str]:
+    """Removes copies without readers; returns the names that are gone. Raises StorageError."""
+    gone = []
+    for name in names:
+        try:
+            is_gone = remove_checkpoint(inside(mirror, name))
+        except FileNotFoundError:
+            is_gone = True
+        if is_gone:
+            gone.append(name)
+    return gone
+
+
+def sweep(mirror: Path, sparing: Path) -> None:
+    """Removes leftovers of interrupted copies and removals; `sparing` is the copy to continue."""
+    for path in mirror.glob("t*/.tmp-*"):
+        if path != sparing:
+            remove_tree(path)
+    if mirror.is_dir():
+        sweep_temporaries(mirror)
+
+
+def _is(proof: Proof, digest: str) -> bool:
+    return proof.digest is not None and proof.digest.startswith(digest)
+
+
+def _judged(path: Path, tell: Progress) -> Proof:
+    """Returns the proof of a checkpoint; raises StorageError where there is no verdict now."""
+    proof = prove_checkpoint(path, progress=tell)
+    if proof.verdict == "unreadable":
+        raise StorageError(f"{path}: {proof.reason}", errno.EIO)
+    return proof
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -58,9 +59,9 @@ def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: boo
             say(f"stopped at step {trial.newest_step():,}; the same command goes on from there")
             return EXIT_INTERRUPTED
         verdict = compare(site)
-        site.finish(verdict.body())
+        site.finish(asdict(verdict))
     told = {name: site.told[name] for name in ("run", "run_id", "timeline", "to")}
-    report = {"v": 1, **told, "out": str(out), "phases": len(trial.phases), **verdict.body()}
+    report = {"v": 1, **told, "out": str(out), "phases": len(trial.phases), **asdict(verdict)}
     answer(report, _lines(site, verdict), as_json=as_json)
     return 0 if verdict.identical else EXIT_DIFFERENT
 

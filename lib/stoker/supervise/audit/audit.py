@@ -6,10 +6,10 @@ Reads only; a pipeline that has not begun to train gives no findings.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, CheckpointBody
 from stoker.checkpoints.proof import Proof, prove_checkpoint
@@ -18,7 +18,7 @@ from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources, tokens_of
-from stoker.plan.consumption import consumed_body
+from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.log import Plan, read_plan, segment_key
 from stoker.plan.positions import START, Books, Position, books, left_after, tokens_before
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
@@ -35,11 +35,11 @@ from stoker.supervise.audit.audit_identity import (
 )
 from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
-from stoker.supervise.run.record import RunRecord, parse_record
+from stoker.supervise.run.record import parse_record
 
-LOOKS = 3  # tries on a run that keeps changing
 MOST_ROW_FINDINGS = 20  # a wrong row causes findings in later rows
 NO_PLAN = Plan((), GENESIS)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,15 @@ class RunAudit:
 def audit_run(pipeline: Pipeline, *, deep: bool = False) -> RunAudit:
     """Recounts a pipeline's run; with `deep` every byte of every checkpoint is read.
 
-    Without `deep` checkpoints are proven by their lists, sizes and small files. If the run's files change
-    during a pass with findings, the audit makes another pass: a running run gives no false finding.
+    Without `deep` checkpoints are proven by their lists, sizes and small files. A finding counts if a second
+    pass has it too: files that change during a pass give no false finding.
     """
     layout = pipeline.layout.run(pipeline.train.run)
-    for _ in range(LOOKS):
-        stood = _stamps(layout)
-        audit = _look(pipeline, layout, deep)
-        if not audit.findings or _stamps(layout) == stood:
-            break
-    return audit
-
-
-def _stamps(layout: RunLayout) -> list[tuple[str, int, int]]:
-    """Returns the time stamps of the files that a running run changes, and of the checkpoint directory."""
-    stamps = []
-    files = (layout.record, layout.plan, layout.timelines, layout.consumed, layout.launch, layout.metrics)
-    for path in (*files, layout.checkpoints):
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            stamps.append((path.name, found.st_mtime_ns, found.st_size))
-    return stamps
+    first = _look(pipeline, layout, deep)
+    if not first.findings:
+        return first
+    again = _look(pipeline, layout, deep)
+    return replace(again, findings=tuple(one for one in again.findings if one in first.findings))
 
 
 def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
@@ -118,16 +106,17 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     view.add(layout.metrics, wrong)
     newest = _newest(proven, view.timelines)
     view.findings += _record_findings(newest, proven, view)
-    mirror = audit_mirror(pipeline, view.record, deep=deep)
+    copies, mirror_findings = audit_mirror(pipeline, view.record, deep=deep)
     counts = {
         "proven": len(proven),
         "quarantined": len(quarantined(pipeline.layout.quarantine)),
         "abandoned": sum(1 for _ in layout.abandoned.glob("t*/step-*")),
-        "mirrored": mirror.copies,
+        "mirrored": copies,
     }
     account = _books(proven[newest] if newest else None, view)
-    findings = (*view.findings, *mirror.findings)
-    return RunAudit(account, len(view.plan.entries), counts, findings, mirror.on_record)
+    findings = (*view.findings, *mirror_findings)
+    on_record = ("checkpoint mirror",) if copies and not deep else ()
+    return RunAudit(account, len(view.plan.entries), counts, findings, on_record)
 
 
 class _View:
@@ -136,20 +125,14 @@ class _View:
     def __init__(self, pipeline: Pipeline, layout: RunLayout) -> None:
         self.layout = layout
         self.findings: list[str] = []
-        self.timelines, self.plan = Timelines(), NO_PLAN
-        try:
-            self.timelines = read_timelines(layout.timelines)
-            self.plan = read_plan(layout.plan)
-        except DataError as problem:
-            self.findings.append(str(problem))
+        self.timelines = self._read(lambda: read_timelines(layout.timelines), Timelines())
+        self.plan = self._read(lambda: read_plan(layout.plan), NO_PLAN)
         # After the plan: a set's record is written before an entry names the set.
-        launch, body, self.consumed = map(self._body, (layout.launch, layout.record, layout.consumed))
+        nothing = dict[str, Any]()
+        launch = self._read(lambda: read_record(layout.launch), nothing)
+        self.consumed = self._read(lambda: read_record(layout.consumed), nothing)
         self.sources = read_sources(pipeline.layout, pipeline.dataset.name)
-        self.record: RunRecord | None = None
-        try:
-            self.record = parse_record(body, layout.record) if body else None
-        except DataError as problem:
-            self.findings.append(str(problem))
+        self.record = self._read(lambda: parse_record(read_record(layout.record), layout.record), None)
         self.pin: DatasetPin | None = None
         with contextlib.suppress(DataError):  # the data audit reports it
             self.pin = read_pin(pipeline.layout, pipeline.dataset.name)
@@ -162,14 +145,14 @@ class _View:
         """Adds findings about one file."""
         self.findings += [f"{where}: {finding}" for finding in findings]
 
-    def _body(self, path: Path) -> dict[str, Any]:
+    def _read(self, read: Callable[[], T], missing: T) -> T:
         try:
-            return read_record(path)
-        except FileNotFoundError:
-            return {}
+            return read()
         except DataError as problem:
             self.findings.append(str(problem))
-            return {}
+        except FileNotFoundError:
+            pass
+        return missing
 
 
 def _proofs(layout: RunLayout, deep: bool) -> dict[str, Proof]:
@@ -276,8 +259,8 @@ def _consumed_findings(proven: Mapping[str, CheckpointBody], view: _View) -> Ite
     name = str(view.consumed.get("checkpoint"))
     if (body := proven.get(name)) is None:
         return
-    run, passed = view.layout.root.name, skips(view.timelines, body.timeline)
-    wanted = consumed_body(run, name, body.raw, view.plan, finished=view.finished, skips=passed)
+    run = Holdings(view.layout.root.name, view.plan, finished=view.finished)
+    wanted = consumed_body(run, name, body.raw, skips(view.timelines, body.timeline))
     fields = ["run", "step", "position", "tokens", "applied"]
     if view.finished:  # on an unfinished run the plan, and so its books, may have grown since
         fields += ["skipped", "remainder", "tail_tokens"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.mirror.layout import Mirrored, heldout_name, list_mirror
@@ -92,32 +92,24 @@ def launch_findings(
             yield f"{layout.launches}: launch {one.launch} is of timeline {one.timeline}, {ends}"
 
 
-ON_RECORD = "checkpoint mirror"
+def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) -> tuple[int, list[str]]:
+    """Returns the number of copies in the mirror and the faults found.
 
-
-class MirrorAudit(NamedTuple):
-    """The number of copies, the faults found, and the recorded copies that were not read."""
-
-    copies: int = 0
-    findings: tuple[str, ...] = ()
-    on_record: tuple[str, ...] = ()
-
-
-def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) -> MirrorAudit:
-    """Audits the mirror of a pipeline's run, by its record alone or, with `deep`, every byte of it."""
+    Counts the recorded copies or, with `deep`, reads every byte of the mirror.
+    """
     warm, run = pipeline.warm_layout, pipeline.layout.run(pipeline.train.run)
     try:
         told = _on_record(run.mirror)
     except DataError as problem:
-        return MirrorAudit(findings=(str(problem),))
+        return 0, [str(problem)]
     if warm is None or not told:
-        return MirrorAudit()
+        return 0, []
     if not deep:
-        return MirrorAudit(len(told), on_record=(ON_RECORD,))
+        return len(told), []
     mirror = warm.checkpoints(pipeline.train.run)
     if not mirror.is_dir():
         finding = f"{mirror}: not there, but {len(told)} checkpoints were copied there; is warm mounted?"
-        return MirrorAudit(len(told), (finding,), (ON_RECORD,))
+        return len(told), [finding]
     run_id = record.identity.run_id if record is not None else None
     there = {one.name for one in list_mirror(mirror) if one.run_id in (None, run_id)}
     findings = []
@@ -129,7 +121,7 @@ def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) ->
         findings += heldout_findings(mirror / heldout_name(held.sha256), held)
     lost = sorted((told - there) & _on_record(run.mirror))  # the supervisor may have pruned some meanwhile
     findings += [f"{mirror / name}: on record, but not there" for name in lost]
-    return MirrorAudit(len(there), tuple(findings))
+    return len(there), findings
 
 
 def _on_record(path: Path) -> set[str]:

@@ -15,7 +15,6 @@ from stoker.checkpoints.mirror.layout import Mirrored, fallback
 from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
 from stoker.checkpoints.retention import (
     History,
-    Kept,
     RetentionPolicy,
     candidates,
     find_checkpoints,
@@ -25,7 +24,6 @@ from stoker.checkpoints.retention import (
 )
 from stoker.config.schema import Pipeline
 from stoker.kit.backoff import Backoff
-from stoker.plan.log import Plan, read_plan
 from stoker.plan.positions import Position
 from stoker.store.record import read_or_set_aside, write_record
 
@@ -44,10 +42,6 @@ class Checkpoint:
     @property
     def position(self) -> Position:
         return Position.parse(self.body["position"])
-
-    def plan(self) -> Plan:
-        """Returns the checkpoint's copy of the plan."""
-        return read_plan(self.path / "plan.jsonl")
 
 
 BEGINNING = Checkpoint(Path(), 0, {"step": 0, "position": [0, 0], "tokens": 0})  # before the first checkpoint
@@ -151,13 +145,9 @@ class Checkpoints:
     def prune(self) -> list[int]:
         """Removes checkpoints that retention drops and no process reads; returns their steps."""
         self.forget_missing()
-        kept = [
-            Kept(one.step, val_loss=one.body.get("val_loss"), read=one.path.name in self.kept)
-            for one in self._proven.values()
-        ]
-        gone = prune(kept, self.policy)
+        gone = prune({one.step: one.body.get("val_loss") for one in self._proven.values()}, self.policy)
         unwanted = [one for one in self._proven.values() if one.step in gone]
-        removed = [one for one in unwanted if remove_checkpoint(one.path)]
+        removed = [one for one in unwanted if one.path.name not in self.kept and remove_checkpoint(one.path)]
         for one in removed:
             del self._proven[one.path.name]
         return [one.step for one in removed]
@@ -218,10 +208,6 @@ class MirrorState:
         self.trouble, self.retry_at = None, 0.0
         self._backoff.reset()
         return True
-
-    def newest(self, history: History) -> Mirrored | None:
-        """Returns the newest copy of a history."""
-        return next(iter(fallback(self.copies, history, -1)), None)
 
     def to_look(self, here: int | None, history: History, *, has_rejected: bool) -> Look:
         """Returns whether a launch from step `here` (None: the beginning) must list the mirror first.

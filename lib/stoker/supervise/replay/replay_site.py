@@ -145,11 +145,6 @@ def phases(
     return made
 
 
-def phase_of(parts: Sequence[Phase], step: int) -> Phase | None:
-    """Returns the phase that makes a step; None after the last."""
-    return next((part for part in parts if part.first <= step <= part.last), None)
-
-
 def forbids(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """Returns the differences of two `trainer.json` (compute and versions) that rule out equal bits.
 
@@ -219,7 +214,9 @@ def _begin(
     pipeline: Pipeline, recorded: RunLayout, record: Mapping[str, Any], out: Path, wanted: int | None
 ) -> dict[str, Any]:
     timelines = read_timelines(recorded.timelines)
-    sealed = _sealed(recorded, timelines)
+    sealed = candidates(find_checkpoints(recorded.checkpoints), ancestry(timelines))
+    if not sealed:
+        raise UsageError(f"{recorded.checkpoints} holds no sealed checkpoint yet: nothing can be compared")
     newest = sealed[0].step
     to = newest if wanted is None else wanted
     if not 1 <= to <= newest:
@@ -258,13 +255,3 @@ def _begin(
     }
     write_record(out / "replay.json", told)
     return told
-
-
-def _sealed(recorded: RunLayout, timelines: Timelines) -> list[Found]:
-    """Returns the checkpoints on the run's history, newest first."""
-    found = candidates(find_checkpoints(recorded.checkpoints), ancestry(timelines))
-    if not found:
-        raise UsageError(
-            f"{recorded.checkpoints} holds no sealed checkpoint yet: there is nothing to compare"
-        )
-    return found

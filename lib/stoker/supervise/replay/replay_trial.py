@@ -17,9 +17,9 @@ from stoker.kit.loop import Waiter
 from stoker.store import errors
 from stoker.store.errors import DataError, StokerError, StorageError, UnavailableError
 from stoker.store.record import new_id, read_record, write_record
-from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
+from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer, classify
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
-from stoker.supervise.replay.replay_site import Phase, Site, link_sets, own_checkpoints, phase_of
+from stoker.supervise.replay.replay_site import Phase, Site, link_sets, own_checkpoints
 from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
 
 KEPT = 2  # the replay's newest checkpoints
@@ -65,8 +65,7 @@ class Trial:
                 # A set moved from hot to warm while it was read: the steps since the last seal are lost.
                 if error is not None and not (is_moved and isinstance(error, DataError)):
                     raise error
-                phase = phase_of(self.phases, step + 1)
-                assert phase is not None  # the phases cover every step to the last
+                phase = next(phase for phase in self.phases if phase.first <= step + 1 <= phase.last)
                 end, view = self.launch(phase, step, waiter)
                 if waiter.received:
                     raise Stopped
@@ -161,8 +160,6 @@ class Trial:
 
 def failure(end: GuardedEnd, view: TrainerView) -> StokerError:
     """Returns the error, with its exit code, of a launch that did not end as it should."""
-    why = view.error or f"exit code {end.code}"
-    if end.code is None:
-        why = "its guard was lost" if end.signum is None else f"killed by {signal.Signals(end.signum).name}"
+    why = classify(end, is_asked=False, is_hung=False, last_words=view.error).detail
     error = next((error for error in KNOWN if error.exit_code == end.code), UnavailableError)
     return error(f"the trainer failed: {why}; the same command goes on from its newest checkpoint")

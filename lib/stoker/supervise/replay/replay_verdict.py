@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,6 @@ class Verdict:
     files: int
     differences: tuple[str, ...]
     more: int
-
-    def body(self) -> dict[str, Any]:
-        return {**asdict(self), "differences": list(self.differences)}
 
 
 def refuse_other_machine(site: Site) -> str:

@@ -1,15 +1,13 @@
-"""The data a run waits for: the start gate, the configured conditions, and the wait."""
+"""The data a run waits for: the start gate and the configured conditions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from stoker.config.schema import Pipeline
-from stoker.plan.growth import ENOUGH, GrowthPolicy
-from stoker.store.record import utc_now
+from stoker.plan.growth import GrowthPolicy
 
 
 @dataclass(frozen=True)
@@ -89,41 +87,3 @@ def gate_wants(pipeline: Pipeline) -> GateWants:
         heldout_tokens=train.evaluate.tokens if pipeline.shard.val_ratio else 0,
         seq_len=train.seq_len,
     )
-
-
-_PREFIX = "waiting for data: "
-
-
-def waiting_words(why: str) -> str:
-    """Returns the status text for the plan's reason for having no more entries."""
-    if why in ("", ENOUGH):
-        why = "shard sets to be proven"
-    return _PREFIX + why.removeprefix("waiting for ")
-
-
-class DataWait:
-    """The present wait; `what` and `since` (UTC) are empty while the run does not wait."""
-
-    def __init__(self, hold_s: float) -> None:
-        self._hold_s = hold_s
-        self.what = self.since = ""
-        self._began, self._due = 0.0, math.inf
-
-    def note(self, doing: str, now: float) -> bool:
-        """Records the reason of a wait, "" while the run continues; True once per wait, after hold_s.
-
-        `now` is monotonic seconds.
-        """
-        if doing and not self.what:
-            self.since, self._began, self._due = utc_now(), now, now + self._hold_s
-        elif not doing:
-            self.since, self._due = "", math.inf
-        self.what = doing.removeprefix(_PREFIX)
-        if now < self._due:
-            return False
-        self._due = math.inf
-        return True
-
-    def lasted_s(self, now: float) -> float:
-        """Returns how long the wait has lasted."""
-        return now - self._began if self.what else 0.0

@@ -1,16 +1,20 @@
-"""The end of a run, and the least position that it may go back to without an operator."""
+"""How a run gets on: its end, the least position it may go back to, its speed, and its wait for data."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.checkpoints.retention import History, candidates, find_checkpoints
 from stoker.config.schema import Train
+from stoker.observe.progress import Rate
+from stoker.plan.growth import ENOUGH
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, Skip, left_after, linear
 from stoker.plan.residency import low_water, reaching
 from stoker.store.errors import DataError
+from stoker.store.record import utc_now
 
 
 def finished_at(
@@ -68,3 +72,65 @@ def mark(checkpoints_dir: Path, history: History, plan: Plan, *, keep_last: int,
         return low_water(plan, known) if len(known) == len(bodies) else START
     except DataError:
         return START
+
+
+SPAN_S = 600.0  # covers evaluations and checkpoints; a change of speed still shows within minutes
+LEAST_S = 60.0  # shorter spans are distorted by a single evaluation or slow step
+SOON_S = 10.0  # for a rough first measure soon
+
+
+class WindowRate:
+    """Windows per second over the last ten minutes of training, once it has `least_s` seconds; `known` is the
+    rate measured before a restart."""
+
+    def __init__(self, known: float | None = None, *, least_s: float = LEAST_S) -> None:
+        self._least_s = least_s
+        self.windows_per_s = known
+        self.interrupted()
+
+    def sampled(self, windows: int, now: float) -> None:
+        """Records that the trainer has passed so many windows of the plan, at `now` in monotonic seconds."""
+        self._rate.note(windows, now)
+        self.windows_per_s = self._rate.per_second or self.windows_per_s
+
+    def interrupted(self) -> None:
+        """Restarts the measure after the trainer ended or waited: that time is not training time."""
+        self._rate = Rate(SPAN_S, self._least_s)
+
+
+_PREFIX = "waiting for data: "
+
+
+def waiting_words(why: str) -> str:
+    """Returns the status text for the plan's reason for having no more entries."""
+    if why in ("", ENOUGH):
+        why = "shard sets to be proven"
+    return _PREFIX + why.removeprefix("waiting for ")
+
+
+class DataWait:
+    """The present wait; `what` and `since` (UTC) are empty while the run does not wait."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self.what = self.since = ""
+        self._began, self._due = 0.0, math.inf
+
+    def note(self, doing: str, now: float) -> bool:
+        """Records the reason of a wait, "" while the run continues; True once per wait, after hold_s.
+
+        `now` is monotonic seconds.
+        """
+        if doing and not self.what:
+            self.since, self._began, self._due = utc_now(), now, now + self._hold_s
+        elif not doing:
+            self.since, self._due = "", math.inf
+        self.what = doing.removeprefix(_PREFIX)
+        if now < self._due:
+            return False
+        self._due = math.inf
+        return True
+
+    def lasted_s(self, now: float) -> float:
+        """Returns how long the wait has lasted."""
+        return now - self._began if self.what else 0.0
