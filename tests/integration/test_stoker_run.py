@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.pipeline.foreground import LOG_BYTES
+from stoker.cli.pipeline.run import LOG_BYTES
 from stoker.kit.lock import read_holder
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR

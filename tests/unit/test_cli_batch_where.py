@@ -14,6 +14,7 @@ import pytest
 from stoker.cli.main import exit_code
 from stoker.cli.runs.where import find
 from stoker.corpus.records.sources import read_sources
+from stoker.store.record import write_record
 from support.looking import BUILT, FakeRun, Label, Site, make_site
 
 
@@ -163,30 +164,20 @@ def test_a_step_of_a_longer_timeline_is_pointed_to(site: Site, capsys: pytest.Ca
     assert (code, "step 15 was made on timeline 0: add --timeline 0" in words) == (64, True)
 
 
-def test_windows_to_come_are_planned_left_over_or_beyond_the_end(site: Site) -> None:
-    """By the batch and the steps that the file asks for now, not those of the last launch."""
+def test_windows_to_come_are_planned_or_beyond_the_end(site: Site) -> None:
     run = FakeRun(site)
     run.plan(*BUILT)
-    run.end()
-    run.launch(7, steps=4)
     run.train(4, 7)
-    left = len(run.order) - 28
-    last = 4 + left // 6
-    for steps in (1000, 20):
-        site.configure(steps=steps)
+    for finished, coming in ((None, "planned"), ("steps", "beyond")):
+        write_record(run.run.consumed, {"v": 1, "finished": finished})
+        site.configure(steps=4)
         told: dict[int, tuple[str, int | None]] = {}
         for row in range(60):
             for one in find(site.pipeline, BUILT[0], row)["runs"][0]["windows"]:
                 told[one["offset"]] = (one["state"], one["step"])
         assert len(told) > 20
         for offset, found in told.items():
-            step = 5 + (offset - 28) // 6
-            if offset < 28:
-                assert found == ("applied", offset // 7 + 1)
-            elif step > last:
-                assert found == ("remainder", None)
-            else:
-                assert found == (("planned", step) if step <= steps else ("beyond", None))
+            assert found == (("applied", offset // 7 + 1) if offset < 28 else (coming, None))
 
 
 @pytest.mark.parametrize(

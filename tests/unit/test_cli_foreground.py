@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.pipeline.foreground import Child, how_it_ended
 from stoker.cli.pipeline.output import is_due
+from stoker.cli.pipeline.run import Child, how_it_ended
 
 
 @pytest.mark.parametrize(

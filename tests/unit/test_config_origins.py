@@ -32,20 +32,9 @@ def test_a_repository_is_a_name_with_or_without_its_owner(repo: str) -> None:
     assert repo_fault(repo) == ""
 
 
-@pytest.mark.parametrize(
-    ("repo", "hint"),
-    [
-        ("https://huggingface.co/datasets/org/d", "write org/d, and repo_type: dataset; another hub"),
-        ("https://huggingface.co/org/m/tree/main", "write org/m; another hub"),
-        ("datasets/org/d", "write org/d, and repo_type: dataset"),
-        ("a/b/c", "write owner/name"),
-        ("../x", "write owner/name"),
-        ("a b/c", "write owner/name"),
-        ("-x/y", "write owner/name"),
-    ],
-)
-def test_what_is_no_repositorys_name_is_told_with_the_name_it_probably_holds(repo: str, hint: str) -> None:
-    assert hint in repo_fault(repo)
+@pytest.mark.parametrize("repo", ["https://hub.co/org/m", "datasets/org/d", "../x", "a b/c", "-x/y"])
+def test_what_is_no_repositorys_name_is_refused(repo: str) -> None:
+    assert "write owner/name" in repo_fault(repo)
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/convert/parquet", "feature/x", "a" * 40])

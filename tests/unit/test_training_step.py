@@ -12,7 +12,7 @@ from stoker.store.errors import DataError
 from stoker.training.device import Compute, choose_micro_batch
 from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW, Schedule, clip_gradients, training_step
-from stoker.training.saving import Cadence
+from stoker.training.saving import is_due
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
@@ -146,4 +146,4 @@ def test_a_micro_batch_is_chosen_by_the_size_of_its_logits_and_divides_the_batch
 def test_a_checkpoint_is_due_by_time_or_by_steps(
     every_s: float | None, every_steps: int | None, step: int, now: float, due: bool
 ) -> None:
-    assert Cadence(every_s, every_steps).due(step=step, saved_step=0, now=now, saved_at=0.0) is due
+    assert is_due(every_s, every_steps, step=step, saved_step=0, unsaved_s=now) is due

@@ -6,8 +6,6 @@ import re
 from urllib.parse import urlsplit
 
 _REPO = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
-_KINDS = {"datasets": "dataset", "spaces": "space", "models": "model"}
-_PAGE = re.compile(r"(?:https?://[^/]+/)?(?:(datasets|spaces|models)/)?([^/]+/[^/]+)")
 # Text that git allows in no branch or tag (git-check-ref-format).
 _NO_REVISION = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[/.-]|[/.]$|//")
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
@@ -17,13 +15,7 @@ def repo_fault(repo: str) -> str:
     """Returns the error text for a repository's name on a hub, "" for a valid name."""
     if _REPO.fullmatch(repo):
         return ""
-    hint = "write owner/name"
-    found = _PAGE.match(repo)
-    if found and (found[1] or "://" in repo):
-        hint = f"write {found[2]}" + (f", and repo_type: {_KINDS[found[1]]}" if found[1] else "")
-        if "://" in repo:
-            hint += "; another hub than the public one is dataset.source.endpoint"
-    return f"{without_secrets(repo)!r} is no repository's name; {hint}"
+    return f"{without_secrets(repo)!r} is no repository's name; write owner/name"
 
 
 def revision_fault(revision: str) -> str:

@@ -8,7 +8,6 @@ seq_len. The file holds windows of seq_len + 1 tokens without gaps, little-endia
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ def spread(available: int, wanted: int) -> list[int]:
     return [index * available // count for index in range(count)]
 
 
-def copy_heldout(task: Mapping[str, Any]) -> dict[str, Any]:
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Writes the windows durably to the task's target; val data shorter than a window gives 0 windows."""
+    report("phase", phase="heldout")
     seq_len = int(task["seq_len"])
     reader = WindowReader(
         [(key, digest) for key, digest in task["sets"]],
@@ -44,11 +44,6 @@ def copy_heldout(task: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": reader.dtype.name,
         "tokens": len(chosen) * seq_len,
     }
-
-
-def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    report("phase", phase="heldout")
-    return copy_heldout(task)
 
 
 if __name__ == "__main__":

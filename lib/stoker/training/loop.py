@@ -29,7 +29,7 @@ from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW, Schedule, training_step
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.saving import Cadence, save
+from stoker.training.saving import is_due, save
 from stoker.training.state import Progress
 
 PLAN_POLL_S = 0.2
@@ -59,7 +59,6 @@ class Training:
             horizon=launch.steps,
             min_ratio=launch.schedule["min_ratio"],
         )
-        self.cadence = Cadence(launch.checkpoint_every_s, launch.checkpoint_every_steps)
         self.saved_step, self.saved_at = self.progress.step, time.monotonic()
 
     def run(self) -> str:
@@ -207,10 +206,9 @@ class Training:
         return not self.stop.asked
 
     def _checkpoint_if_due(self) -> None:
-        now = time.monotonic()
-        if self.cadence.due(
-            step=self.progress.step, saved_step=self.saved_step, now=now, saved_at=self.saved_at
-        ):
+        steps = {"step": self.progress.step, "saved_step": self.saved_step}
+        every = self.launch.checkpoint_every_s, self.launch.checkpoint_every_steps
+        if is_due(*every, **steps, unsaved_s=time.monotonic() - self.saved_at):
             self._checkpoint()
 
     def _checkpoint(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -102,15 +102,11 @@ def log_up_to(path: Path, head: str) -> bytes:
     )
 
 
-@dataclass(frozen=True)
-class Cadence:
-    every_s: float | None  # of monotonic time; None: no limit by time
-    every_steps: int | None  # None: no limit by steps
-
-    def due(self, *, step: int, saved_step: int, now: float, saved_at: float) -> bool:
-        """Returns whether a run at `step` must be saved; never twice at the same step."""
-        if step == saved_step:
-            return False
-        if self.every_steps and step % self.every_steps == 0:
-            return True
-        return self.every_s is not None and now - saved_at >= self.every_s
+def is_due(
+    every_s: float | None, every_steps: int | None, *, step: int, saved_step: int, unsaved_s: float
+) -> bool:
+    """Returns whether to save a run that was last saved `unsaved_s` ago; never twice at the same step."""
+    if step == saved_step:
+        return False
+    by_steps = every_steps is not None and step % every_steps == 0
+    return by_steps or (every_s is not None and unsaved_s >= every_s)

@@ -1,26 +1,224 @@
-"""`stoker run`: the whole pipeline in the foreground, without systemd."""
+"""`stoker run`: the three daemons in the foreground, without systemd.
+
+They are started, restarted and stopped together.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
 from stoker.cli.options import pipeline_file
 from stoker.cli.pipeline.config import checked
-from stoker.cli.pipeline.foreground import Foreground
-from stoker.cli.pipeline.output import Output
+from stoker.cli.pipeline.output import LABELS, Daemons, Output
 from stoker.cli.pipeline.status import losses
 from stoker.config.schema import Pipeline
+from stoker.kit.backoff import Backoff
+from stoker.kit.exec import child_environment, launch_command
 from stoker.kit.lock import Lock, take_up_state
+from stoker.kit.loop import Waiter
+from stoker.kit.process import processes_with_environment, signal_process
+from stoker.kit.terminal import harmless
 from stoker.observe.status import read_status
-from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 
 PROMPT = "Once upon a time"
+TURN_S = 0.5
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Before READY these exit codes mean that the next start would fail too: usage, data, a taken port, a wrong
+# key.
+HOPELESS = frozenset({64, 65, 69, 78})
+HELD = 75
+DATA_GRACE_S = 30.0  # after the run finishes, the longest wait for files under way
+STOP_MARGIN_S = 30.0  # beyond the trainer's stop time; a daemon that takes longer hangs
+ROUTINE = re.compile(r"\S+ level=(?!error)")  # the start of a line in a daemon's log that reports no error
+TAIL_LINES, TAIL_BYTES = 8, 16 << 10
+# of a daemon's log, and as much of its rotated part; both may be in memory
+LOG_BYTES = 4 << 20
+
+
+@dataclass
+class Child:
+    """A daemon: its process while it runs, and the time of its next start after a crash."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    was_ready: bool = False
+    start_at: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
+
+    def start(self, file: Path) -> None:
+        """Starts the daemon in its own session, so that only this process gets Ctrl-C from the terminal."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file)]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        self.was_ready = False
+
+    def look(self, about: Mapping[str, Any]) -> int | None:
+        """Reads the daemon's status; returns its exit code once it has ended (128 + signal), else None."""
+        if self.process is None:
+            return None
+        body = about["body"]
+        self.was_ready |= body.get("pid") == self.process.pid and bool(body.get("ready"))
+        code = self.process.poll()
+        if code is None:
+            return None
+        self.process = None
+        return code if code >= 0 else 128 - code
+
+    def signal(self, signum: int) -> None:
+        if self.process is not None:
+            self.process.send_signal(signum)
+
+    def rotate(self) -> None:
+        """Moves a full log aside by copying and truncating it: the daemon has it open for appending."""
+        if self.log.stat().st_size >= LOG_BYTES:
+            with contextlib.suppress(OSError):  # no room for the copy: the older part is lost
+                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+            os.truncate(self.log, 0)
+
+    def last_words(self) -> list[str]:
+        """Returns the last lines of the log that may explain the end."""
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return [line for line in lines if not ROUTINE.match(line)]
+
+
+def how_it_ended(code: int) -> str:
+    """Returns an exit code in words; 128 + n is the shell's code for signal n."""
+    try:
+        return f"was killed by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"ended with exit code {code}"
+
+
+class Foreground:
+    """`stoker run` from the start of its daemons to the end of the last daemon."""
+
+    def __init__(self, pipeline: Pipeline, output: Output, *, until_done: bool) -> None:
+        self.pipeline = pipeline
+        self.until_done = until_done
+        self.output = output
+        self.say = output.say
+        self.stopping: int | None = None  # the exit code to end with; None until a stop begins
+        self.is_asked = False
+        self.done_at: float | None = None
+        self.kill_at = float("inf")
+        logs = pipeline.runtime.root / "log"
+        logs.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self.children = [Child(name, logs / f"{name}.log") for name in DAEMONS]
+
+    def run(self) -> int:
+        """Runs until stopped, done or failed; returns the exit code after every daemon has ended."""
+        waiter = Waiter()
+        waiter.signals(*STOP_SIGNALS)
+        for child in self.children:
+            child.log.write_bytes(b"")
+        self.say("info", f"the daemons' own logs are in {self.children[0].log.parent}")
+        try:
+            while True:
+                status = read_status(self.pipeline.layout)
+                self.tend(status)
+                self.output.refresh(time.monotonic(), status)
+                if self.stopping is not None and not any(child.process for child in self.children):
+                    return self.stopping
+                for event in waiter.wait(TURN_S):
+                    if event.kind == "signal":
+                        self.asked_to_stop(event.about)
+        finally:
+            for child in self.children:
+                child.signal(signal.SIGTERM)
+            waiter.close()
+
+    def tend(self, status: Daemons) -> None:
+        """Starts daemons that are due, handles daemons that ended, stops all when the run is done."""
+        now = time.monotonic()
+        for child in self.children:
+            if self.stopping is None and child.process is None and now >= child.start_at:
+                child.start(self.pipeline.file)
+            child.rotate()
+            code = child.look(status[child.name])
+            if code is not None and self.stopping is None:
+                status = read_status(self.pipeline.layout)  # its last
+                self.output.refresh(now, status)  # print the daemon's last events before its end
+                self.ended(child, code, status[child.name]["body"].get("run_state"))
+        if now >= self.kill_at:
+            self.kill_at = float("inf")
+            self.say("error", "a daemon does not stop; killing it")
+            for child in self.children:
+                child.signal(signal.SIGKILL)
+        if self.until_done and self.stopping is None and self.is_done(status, now):
+            self.say("info", "the run is finished; stopping the daemons")
+            self.stop(0)
+
+    def ended(self, child: Child, code: int, run_state: str | None) -> None:
+        """Handles the end of a daemon: stops all where a restart would fail too, else schedules a restart."""
+        failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or run_state == "failed")
+        hopeless = failed or code == 78 or (code in (*HOPELESS, HELD) and not child.was_ready)
+        level, label = "error" if hopeless or code else "warning", LABELS[child.name]
+        self.say(level, f"{child.name} {how_it_ended(code)}", label)
+        for line in child.last_words():
+            self.say(level, harmless(line), label)
+        if hopeless:
+            self.say("error", "stopping all")
+            self.stop(code or 1)
+            return
+        if child.was_ready:
+            child.backoff.reset()
+        delay = child.backoff.next()
+        child.start_at = time.monotonic() + delay
+        self.say("warning", f"{child.name} is started again in {delay:.1f} s", label)
+
+    def is_done(self, status: Daemons, now: float) -> bool:
+        """Returns whether the run is finished, and files under way are complete or had DATA_GRACE_S."""
+        supervisor, loop = status[TRAIN_SUPERVISOR], status[STAGE_SHARD]
+        # else the snapshot is of an earlier process
+        is_current = supervisor["body"].get("pid") == supervisor["pid"]
+        if not (supervisor["running"] and is_current and supervisor["body"].get("at_rest")):
+            return False
+        self.done_at = self.done_at or now
+        return bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
+
+    def asked_to_stop(self, signum: int) -> None:
+        """Handles a stop signal: the first waits for the trainer's checkpoint, the second kills the run."""
+        if not self.is_asked:
+            self.is_asked = True
+            self.say("info", "stopping; the trainer is asked to save (once more to hurry)")
+            interrupted = 128 + signum if self.until_done else 0  # not done: a calling script must stop too
+            self.stop(interrupted if self.stopping is None else self.stopping)
+            return
+        self.say("warning", "hurrying: what was trained since the last checkpoint is lost")
+        run = self.pipeline.layout.run(self.pipeline.train.run)
+        for process in processes_with_environment("STOKER_RUN_DIR", str(run.root)):
+            signal_process(process, signal.SIGKILL)
+
+    def stop(self, code: int) -> None:
+        """Sends TERM to every daemon; `code` becomes the exit code of `stoker run`."""
+        self.stopping = code
+        self.kill_at = time.monotonic() + self.pipeline.supervise.stop_time + STOP_MARGIN_S
+        for child in self.children:
+            child.signal(signal.SIGTERM)
 
 
 @click.command(epilog="Example: stoker run demo-run/demo.yaml --until-done")

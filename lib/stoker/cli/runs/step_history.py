@@ -13,7 +13,7 @@ from typing import Literal
 from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.plan.log import DATA_EXHAUSTED, read_plan
-from stoker.plan.positions import START, Accounts, Position, after, left_after, linear, take
+from stoker.plan.positions import START, Accounts, Position, after, linear, take
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError, UsageError
 from stoker.store.record import RecordDamaged, read_record
@@ -44,12 +44,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Use:
-    """The fate of a window; `step` is the step that read it, or the earliest that can, else None.
+    """The fate of a window; `step` is the step that read it, if any, and `beyond` is after the run's end."""
 
-    A `remainder` is too small for a batch at the plan's end; `beyond` is after the run's end.
-    """
-
-    state: Literal["applied", "planned", "skipped", "remainder", "beyond"]
+    state: Literal["applied", "planned", "skipped", "beyond"]
     step: int | None = None
     timeline: int | None = None
     sealed: bool = False
@@ -58,8 +55,8 @@ class Use:
 class History:
     """A timeline of a run with its ancestors; `timeline` None means the run's current timeline.
 
-    With `run_id` the plan of another run is refused. `steps` and `global_batch` for future steps come from
-    the pipeline file if it names this run, else from the last launch. Raises UsageError for a timeline that
+    With `run_id` the plan of another run is refused. `steps`, the run's horizon, comes from the pipeline file
+    if it names this run, else from the last launch. Raises UsageError for a timeline that
     does not exist, DataError where the run's files contradict each other.
     """
 
@@ -98,11 +95,9 @@ class History:
         known = sorted({**sealed, **made, 0: START}.items())
         self.marks = [Mark(step, place, linear(self.plan, place)) for step, place in known]
         launches = read_launches(run.launches)[0]
-        launched = launches[-1].settings if launches else {}
-        self.global_batch = int(launched.get("global_batch") or 1)
-        self.steps = int(launched.get("steps") or 0)
+        self.steps = int(launches[-1].settings.get("steps") or 0) if launches else 0
         if pipeline.train.run == name:
-            self.global_batch, self.steps = pipeline.train.global_batch, pipeline.train.horizon
+            self.steps = pipeline.train.horizon
         self.finished = self._finished()
 
     @property
@@ -136,14 +131,7 @@ class History:
             _, mark = self._step_at(bisect_right(self.marks, place, key=lambda mark: mark.windows))
             step = mark.step
             return Use("applied", step, self._made_on(step), step <= self.sealed)
-        ahead = left_after(self.plan, self.last.position, self.skips)
-        before = ahead - left_after(self.plan, position, self.skips)
-        if self.plan.ended and before >= ahead - ahead % self.global_batch:
-            return Use("remainder")
-        step = self.last.step + before // self.global_batch + 1
-        if self.finished or 0 < self.steps < step:
-            return Use("beyond")
-        return Use("planned", step)
+        return Use("beyond" if self.finished else "planned")
 
     def _made_on(self, step: int) -> int:
         """Returns the timeline that made a step of this history: the oldest not given up before it."""

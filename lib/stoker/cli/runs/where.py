@@ -22,10 +22,9 @@ from stoker.store.errors import UsageError
 
 WORDS = {
     "applied": "step {}",
-    "planned": "planned, not before step ~{}",
+    "planned": "planned, not read yet",
     "skipped": "skipped: a rollback passed over it",
-    "remainder": "left over: with the last windows of the plan no batch can be filled",
-    "beyond": "planned, but the run ends before it",
+    "beyond": "planned, but the run ended before it",
 }
 
 
