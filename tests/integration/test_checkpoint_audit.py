@@ -22,7 +22,7 @@ from stoker.corpus.records.sources import Source, read_sources, tokens_of, write
 from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import End, PlanWriter, Segment, segment_key
-from stoker.plan.positions import START, Position, Skip, advance, tokens_before
+from stoker.plan.positions import START, Accounts, Position, Skip, advance
 from stoker.plan.timelines import Timeline
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
@@ -104,7 +104,7 @@ class Run:
                 following = advance(self.writer.plan, position, batch, skips)
                 assert following is not None
                 position = following
-                tokens = tokens_before(self.writer.plan, position, skips)
+                tokens = Accounts(self.writer.plan, skips).tokens(position)
                 row = {"step": step, "timeline": timeline, "loss": 3.0, "tokens": tokens}
                 log.write(json.dumps({**row, "position": position.as_list()}) + "\n")
                 if step % 10 == 0:

@@ -19,7 +19,6 @@ from stoker.plan.positions import (
     left_after,
     linear,
     take,
-    tokens_before,
 )
 from stoker.store.errors import DataError
 from support.plan_data import plan_of, segment
@@ -62,7 +61,7 @@ def test_batches_of_any_size_give_every_window_once_in_order(
         position = after(pieces, position)
         seen += offsets(pieces)
         assert Accounts(plan, skips).applied(position) == len(seen)
-        assert tokens_before(plan, position, skips) == sum(4 + entry % 2 for entry, _ in seen)
+        assert Accounts(plan, skips).tokens(position) == sum(4 + entry % 2 for entry, _ in seen)
     everything = take(plan, START, left_after(plan, START, skips), skips)
     assert everything is not None
     assert seen == offsets(everything)[: len(seen)]
@@ -116,7 +115,7 @@ def test_skipped_windows_are_passed_over_even_at_a_batch_boundary() -> None:
 
 def test_a_shorter_copy_of_the_plan_can_be_reckoned_with_later_skips() -> None:
     copy = plan_of(segment(0, 10))
-    assert tokens_before(copy, Position(0, 10), ((Position(3, 0), Position(4, 1)),)) == 80
+    assert Accounts(copy, ((Position(3, 0), Position(4, 1)),)).tokens(Position(0, 10)) == 80
 
 
 def test_a_place_the_plan_does_not_have_is_refused() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stoker.corpus.records.sources import Books, Source
-from stoker.shards.exchange import import_tokens
+from stoker.shards.exchange import import_source
 from stoker.shards.exchange.import_set import Imported, claim, import_place, path_of
 from stoker.shards.exchange.import_source import ImportRefused, tokenizer_refusal
 from stoker.shards.format.manifest import Manifest, ManifestInvalid
@@ -74,7 +74,7 @@ def left(home: Path) -> list[str]:
 def test_a_stream_with_ends_of_text_has_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(import_tokens, "PIECE_TOKENS", 77)  # pieces end anywhere
+    monkeypatch.setattr(import_source, "PIECE_TOKENS", 77)  # pieces end anywhere
     train, val = streams(where=where), streams(where=where, seed=2, documents=3)
     write_tokens(tmp_path / "in" / "train.bin", train)
     write_tokens(tmp_path / "in" / "val.bin", val)

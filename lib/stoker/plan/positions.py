@@ -142,11 +142,6 @@ class Accounts:
         return entry.seq_len * (offset - _covered(start, start + offset, self._skipped))
 
 
-def tokens_before(plan: Plan, position: Position, skips: Sequence[Skip] = ()) -> int:
-    """Returns the tokens trained on before a position."""
-    return Accounts(plan, skips).tokens(position)
-
-
 def books(plan: Plan, position: Position, skips: Sequence[Skip] = (), *, exhausted: bool = False) -> Books:
     """Returns the accounts at a position; `exhausted`: the data ended the run, the rest is remainder."""
     accounts = Accounts(plan, skips)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -17,8 +17,8 @@ from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
 SEE = "`stoker quarantine list` shows what there is"
-IDS = click.argument("ids", metavar="ID...", nargs=-1)
-YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern or --all stands for.")
+IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern stands for.")
 
 
 @click.group(epilog="Example: stoker quarantine list /etc/stoker/fineweb.yaml")
@@ -36,7 +36,9 @@ def quarantine() -> None:
 @json_option
 def list_(pipeline: Pipeline, kind: str | None, as_json: bool) -> None:
     """List the contents of quarantine, newest first."""
-    chosen = [kept for kept in _everything(pipeline) if kind is None or kept.kind == kind]
+    chosen = [
+        kept for kept in read_quarantine(pipeline.layout.quarantine) if kind is None or kept.kind == kind
+    ]
     if as_json:
         print_json([_facts(kept) for kept in chosen])
         return
@@ -52,11 +54,11 @@ def list_(pipeline: Pipeline, kind: str | None, as_json: bool) -> None:
 
 @quarantine.command(epilog="Example: stoker quarantine show /etc/stoker/fineweb.yaml 000_00012.parquet")
 @pipeline_file
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@IDS
 @json_option
 def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
     """Show the whole reason of each ID, and the place of its files."""
-    for kept in _chosen(_everything(pipeline), ids):
+    for kept in _chosen(pipeline, ids):
         folder = pipeline.layout.quarantine / kept.name
         things = [str(folder / thing) for thing in kept.things]
         if as_json:
@@ -71,37 +73,29 @@ def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
 @quarantine.command(epilog="Example: stoker quarantine release /etc/stoker/fineweb.yaml 000_00012.parquet")
 @pipeline_file
 @IDS
-@click.option("--all", "everything", is_flag=True, help="Every parquet file in quarantine.")
 @click.option("--force", is_flag=True, help="Without looking at it first; it is judged again when staged.")
 @YES
 @json_option
-def release(
-    pipeline: Pipeline, ids: tuple[str, ...], *, everything: bool, force: bool, yes: bool, as_json: bool
-) -> int:
+def release(pipeline: Pipeline, ids: tuple[str, ...], *, force: bool, yes: bool, as_json: bool) -> int:
     """Give quarantined sources another try.
 
     Each file is decoded wholly and hashed first: a file that is still bad is refused with the reader's
     message (exit code 1); a file that could not be fetched is fetched again.
     """
-    chosen = _several(
-        pipeline, ids, everything, yes, lambda kept: kept.kind == "parquet" and not kept.released
-    )
-    return _ask_each(pipeline, chosen, RELEASE, {"force": force}, as_json=as_json)
+    return _ask_each(pipeline, _several(pipeline, ids, yes), RELEASE, {"force": force}, as_json=as_json)
 
 
 @quarantine.command(epilog="Example: stoker quarantine drop /etc/stoker/fineweb.yaml 'shards-*' --yes")
 @pipeline_file
 @IDS
-@click.option("--all", "everything", is_flag=True, help="All that is kept, of every kind.")
 @click.option("--reason-too", is_flag=True, help="The reason as well, which else stays.")
 @YES
 @json_option
-def drop(
-    pipeline: Pipeline, ids: tuple[str, ...], *, everything: bool, reason_too: bool, yes: bool, as_json: bool
-) -> int:
+def drop(pipeline: Pipeline, ids: tuple[str, ...], *, reason_too: bool, yes: bool, as_json: bool) -> int:
     """Delete the files kept in quarantine; a checkpoint's reason is deleted with it."""
-    chosen = _several(pipeline, ids, everything, yes, lambda kept: bool(kept.things) and kept.kind in KINDS)
-    return _ask_each(pipeline, chosen, DROP, {"reason_too": reason_too}, as_json=as_json)
+    return _ask_each(
+        pipeline, _several(pipeline, ids, yes), DROP, {"reason_too": reason_too}, as_json=as_json
+    )
 
 
 @quarantine.command(epilog="Example: stoker quarantine revalidate /etc/stoker/fineweb.yaml")
@@ -122,13 +116,9 @@ def revalidate(pipeline: Pipeline, as_json: bool) -> int:
     return EXIT_FINDING if outcome.get("bad") else EXIT_AGAIN if outcome.get("unreadable") else 0
 
 
-def _everything(pipeline: Pipeline) -> tuple[Kept, ...]:
-    return read_quarantine(pipeline.layout.quarantine)
-
-
-def _chosen(things: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
+def _chosen(pipeline: Pipeline, ids: Sequence[str]) -> list[Kept]:
     """Returns the entries that the ids name, each once; UsageError for an id that names no entry."""
-    found: dict[str, Kept] = {}
+    things, found = read_quarantine(pipeline.layout.quarantine), dict[str, Kept]()
     for one in ids:
         # Of a source's findings the newest; findings not released before released findings.
         of_path = sorted((kept for kept in things if kept.path == one), key=lambda kept: bool(kept.released))
@@ -141,17 +131,12 @@ def _chosen(things: Sequence[Kept], ids: Sequence[str]) -> list[Kept]:
     return list(found.values())
 
 
-def _several(
-    pipeline: Pipeline, ids: Sequence[str], everything: bool, yes: bool, may: Callable[[Kept], bool]
-) -> list[Kept]:
-    """Returns the entries that the ids name, or all that `may`; requires --yes unless each was named."""
-    if everything == bool(ids):
-        raise UsageError(f"name what is meant, or say --all; {SEE}")
-    things = _everything(pipeline)
-    chosen = [kept for kept in things if may(kept)] if everything else _chosen(things, ids)
-    if not yes and not {kept.name for kept in chosen} | {kept.path for kept in chosen} >= set(ids or "*"):
+def _several(pipeline: Pipeline, ids: Sequence[str], yes: bool) -> list[Kept]:
+    """Returns the entries that the ids name; requires --yes unless each was named."""
+    chosen = _chosen(pipeline, ids)
+    if not yes and not {kept.name for kept in chosen} | {kept.path for kept in chosen} >= set(ids):
         listed = "".join(f"\n  {kept.name}" for kept in chosen)
-        raise UsageError(f"this stands for {len(chosen)}; say --yes to do it for all of them:{listed}")
+        raise UsageError(f"this stands for {len(chosen)}; add --yes to do it for all of them:{listed}")
     return chosen
 
 

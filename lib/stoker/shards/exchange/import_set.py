@@ -20,8 +20,16 @@ import numpy as np
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.corpus.records.sources import PUBLISHED, SPLITS, Books, Source, write_source
 from stoker.shards.exchange.export_out import Sink
-from stoker.shards.exchange.import_source import Found, ImportRefused, look_at, tokenizer_refusal
-from stoker.shards.exchange.import_tokens import Progress, Tokens, end_of_text, pieces
+from stoker.shards.exchange.import_source import (
+    Found,
+    ImportRefused,
+    Progress,
+    Tokens,
+    end_of_text,
+    look_at,
+    pieces,
+    tokenizer_refusal,
+)
 from stoker.shards.format.identity import dtype_for, set_key
 from stoker.shards.format.manifest import (
     BUILD_NOTE,

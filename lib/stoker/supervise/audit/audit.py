@@ -20,7 +20,7 @@ from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources, tokens_of
 from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.log import Plan, read_plan, segment_key
-from stoker.plan.positions import START, Books, Position, books, left_after, tokens_before
+from stoker.plan.positions import START, Accounts, Books, Position, books, left_after
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
@@ -207,8 +207,8 @@ def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> 
         yield from checkpoint_identity_findings(body, view.record)
     try:
         copy, forks = read_plan(directory / PLAN_COPY), read_timelines(directory / TIMELINES_COPY)
-        tokens = tokens_before(view.plan, Position(*body.position), skips(view.timelines, body.timeline))
-        tokens_before(copy, Position(*body.position))
+        tokens = Accounts(view.plan, skips(view.timelines, body.timeline)).tokens(Position(*body.position))
+        Accounts(copy).tokens(Position(*body.position))
     except DataError as problem:
         yield str(problem)
         return
