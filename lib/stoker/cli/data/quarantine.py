@@ -136,7 +136,7 @@ def _several(pipeline: Pipeline, ids: Sequence[str], yes: bool) -> list[Kept]:
     chosen = _chosen(pipeline, ids)
     if not yes and not {kept.name for kept in chosen} | {kept.path for kept in chosen} >= set(ids):
         listed = "".join(f"\n  {kept.name}" for kept in chosen)
-        raise UsageError(f"this stands for {len(chosen)}; add --yes to do it for all of them:{listed}")
+        raise UsageError(f"this stands for {len(chosen)}; say --yes to do it for all of them:{listed}")
     return chosen
 
 
