@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.corpus.staging.size_estimate import STEP_BYTES, Growth, decide_growth
+from stoker.corpus.staging.disk_contents import STEP_BYTES, Growth, decide_growth
 
 MIB = 1 << 20
 # Expected to take 100 MiB and come to the end of that, on a disk with 1000 MiB above the floor.

@@ -14,8 +14,7 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import decide, decide_moves
 from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
-from stoker.corpus.staging.disk_contents import Seen, reconcile_hot, reconcile_warm
-from stoker.corpus.staging.size_estimate import ratio_of, set_bytes
+from stoker.corpus.staging.disk_contents import Seen, ratio_of, reconcile_hot, reconcile_warm, set_bytes
 from stoker.kit.workers.child import insist_mounted
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout

@@ -18,8 +18,8 @@ from stoker.corpus.records.sources import Books, Source
 from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Situation
+from stoker.corpus.staging.disk_contents import set_bytes
 from stoker.corpus.staging.finding import SET_INVALID, Finding
-from stoker.corpus.staging.size_estimate import set_bytes
 from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.exchange.import_set import import_place
 from stokerd.sharding.record_actions import IMPORT_AGAIN, take

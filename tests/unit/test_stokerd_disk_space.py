@@ -13,8 +13,7 @@ from stoker.corpus.records.sources import EXCEEDS_DISK
 from stoker.corpus.schedule.decide import buildable, decide
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Room
-from stoker.corpus.staging.disk_contents import parquet_name
-from stoker.corpus.staging.size_estimate import FILES_BYTES
+from stoker.corpus.staging.disk_contents import FILES_BYTES, parquet_name
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stokerd.sharding.activities import build

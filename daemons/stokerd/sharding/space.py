@@ -10,8 +10,14 @@ from stoker.config.units import format_bytes
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import buildable, stageable
 from stoker.corpus.schedule.state import Room, Situation
-from stoker.corpus.staging.disk_contents import parquet_name, partial_copy
-from stoker.corpus.staging.size_estimate import Estimate, Growth, amount_bytes, ratio_of
+from stoker.corpus.staging.disk_contents import (
+    Estimate,
+    Growth,
+    amount_bytes,
+    parquet_name,
+    partial_copy,
+    ratio_of,
+)
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.ledger import Claim, Place, Purpose, claimed_bytes, others_claims, room, write_claims
 from stoker.observe.ledger import Disk as DiskSize

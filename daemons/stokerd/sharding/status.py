@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.corpus.quarantine.directory import KINDS
 from stoker.corpus.records.index import Sums
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL
-from stoker.corpus.staging.size_estimate import amount_bytes
+from stoker.corpus.staging.disk_contents import amount_bytes
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Figure
 from stoker.kit.process import sample_process

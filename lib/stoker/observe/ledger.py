@@ -6,12 +6,12 @@ or brought back, then staging and landing. New work has the free bytes less the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from stoker.store.layout import DAEMONS, StateLayout
-from stoker.store.record import RecordDamaged, read_record, write_record
+from stoker.store.record import RecordDamaged, read_record, values_of, write_record
 
 Purpose = Literal["checkpoints", "sets", "staging", "landing"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)  # served in this order
@@ -56,7 +56,8 @@ def write_claims(layout: StateLayout, daemon: str, claims: Iterable[Claim]) -> N
 def read_claims(layout: StateLayout, daemon: str) -> tuple[Claim, ...]:
     """Returns a daemon's claims; none where its record is missing or damaged (the daemon rewrites it)."""
     try:
-        return tuple(_parse(claim) for claim in read_record(layout.ledger(daemon))["claims"])
+        claims = read_record(layout.ledger(daemon))["claims"]
+        return tuple(Claim(**values_of(Claim, claim)) for claim in claims)
     except (FileNotFoundError, RecordDamaged, KeyError, TypeError, ValueError):
         return ()
 
@@ -75,10 +76,3 @@ def claimed_bytes(claims: Iterable[Claim], device: int, before: Purpose | None =
 def room(disk: Disk, claims: Iterable[Claim], *, floor_bytes: int = 0, purpose: Purpose | None = None) -> int:
     """Returns the bytes that a purpose can still claim; negative when the claims exceed the disk."""
     return disk.free_bytes - floor_bytes - claimed_bytes(claims, disk.device, purpose)
-
-
-def _parse(claim: Mapping[str, Any]) -> Claim:
-    purpose = claim["purpose"]
-    if purpose not in PURPOSES:
-        raise ValueError(f"purpose {purpose!r}")
-    return Claim(int(claim["device"]), str(claim["path"]), purpose, int(claim["bytes"]))

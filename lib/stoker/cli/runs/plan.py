@@ -15,7 +15,7 @@ from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources, tokens_of
-from stoker.corpus.staging.size_estimate import set_bytes
+from stoker.corpus.staging.disk_contents import set_bytes
 from stoker.kit.terminal import PHRASES
 from stoker.observe.status import read_status
 from stoker.plan.consumption import Holdings, read_holdings

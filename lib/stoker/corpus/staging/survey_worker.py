@@ -8,6 +8,7 @@ the column), flaw ([path, detail, column] of the first file that lacks a column)
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.corpus.staging.preflight import preflight
-from stoker.kit.workers.child import Report, run_worker
+from stoker.kit.workers.child import ALIVE_EVERY_S, Report, paced, run_worker
 
 ENOUGH = 20  # footers, where one of them has the text column
 MOST = 1000  # footers, where none has
@@ -23,56 +24,47 @@ MOST = 1000  # footers, where none has
 
 def survey(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Looks through the folder, then into footers."""
-    root = Path(task["root"])
-    files, refused = [], ""
+    root, files, refused = Path(task["root"]), [], ""
+    alive = paced(lambda: report("alive"), ALIVE_EVERY_S)
     try:
-        for found in look_through(root, Selection(tuple(task["include"]), tuple(task["exclude"]))):
+        for found in look_through(root, Selection(task["include"], task["exclude"]), alive):
             if isinstance(found, FileSeen):
                 files.append(found)
-                if len(files) % 1000 == 0:
-                    report("listed", files=len(files))
             elif found.kind != "foreign":
                 refused = refused or f" ({found.path}: {found.reason})"
     except OSError as error:
         return {"problem": f"cannot be read: {error.strerror}"}
     if not files:
         return {"problem": f"holds no file to read that matches {{globs}}{refused}"}
-    return {
+    counts = dict.fromkeys(("looked", "looked_bytes", "text_bytes", "with_text"), 0)
+    seen: dict[str, Any] = {
         "files": len(files),
         "bytes": sum(file.size for file in files),
-        **_look(root, sorted(files, key=lambda file: file.path)[:MOST], task, report),
+        "flaw": None,
+        **counts,
     }
-
-
-def _look(root: Path, files: list[FileSeen], task: dict[str, Any], report: Report) -> dict[str, Any]:
-    looked = looked_bytes = text_bytes = with_text = 0
-    flaw: list[str] | None = None
-    text = task["text_column"]
-    for number, file in enumerate(files):
-        if number >= ENOUGH and with_text:
+    for file in sorted(files, key=lambda file: file.path)[:MOST]:
+        if seen["looked"] >= ENOUGH and seen["with_text"]:
             break
-        path = root / file.path
-        report("looked", files=number)
-        try:
-            found = preflight(path, text, task["columns"])
-            if found is not None and found.reason not in ("missing_column", "column_type"):
-                continue
-            looked += 1
-            if found is not None:
-                flaw = flaw or [str(path), found.detail, found.column or ""]
-            if found is None or found.column != text:
-                with_text += 1
-                looked_bytes += file.size
-                text_bytes += _text_bytes(path, text)
-        except OSError:
-            continue
-    return {
-        "looked": looked,
-        "looked_bytes": looked_bytes,
-        "text_bytes": text_bytes,
-        "with_text": with_text,
-        "flaw": flaw,
-    }
+        alive()
+        with contextlib.suppress(OSError):
+            _look(root / file.path, file.size, task, seen)
+    return seen
+
+
+def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> None:
+    """Adds a file's footer to what was seen."""
+    text = task["text_column"]
+    found = preflight(path, text, task["columns"])
+    if found is not None and found.reason not in ("missing_column", "column_type"):
+        return
+    seen["looked"] += 1
+    if found is not None:
+        seen["flaw"] = seen["flaw"] or [str(path), found.detail, found.column or ""]
+    if found is None or found.column != text:
+        seen["with_text"] += 1
+        seen["looked_bytes"] += size
+        seen["text_bytes"] += _text_bytes(path, text)
 
 
 def _text_bytes(path: Path, column: str) -> int:
