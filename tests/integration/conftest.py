@@ -21,12 +21,20 @@ def shard_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainPipeline:
     """A run of 60 steps that was left in peace."""
+    home = made_once(tmp_path_factory, "finished", lambda home: train(shard_sets, home))
+    return TrainPipeline(opened(home))
 
-    def train(home: Path) -> None:
-        ended = make_training(shard_sets, home).once()
-        assert ended.returncode == 0, ended.stderr
 
-    return TrainPipeline(opened(made_once(tmp_path_factory, "finished", train)))
+@pytest.fixture(scope="session")
+def finished_with_torch(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainPipeline:
+    """The same run, trained by the built-in trainer."""
+    home = made_once(tmp_path_factory, "with-torch", lambda home: train(shard_sets, home, with_torch=True))
+    return TrainPipeline(opened(home), with_torch=True)
+
+
+def train(shard_sets: Path, home: Path, **how: bool) -> None:
+    ended = make_training(shard_sets, home, **how).once()
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.fixture(scope="session")

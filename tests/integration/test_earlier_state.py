@@ -27,7 +27,7 @@ def kept(tmp_path: Path) -> TrainPipeline:
     with tarfile.open(KEPT) as archive:
         archive.extractall(tmp_path, filter="data")
     file = tmp_path / "kept.yaml"
-    return TrainPipeline(DataPipeline(tmp_path, file, load_pipeline(file)))
+    return TrainPipeline(DataPipeline(tmp_path, file, load_pipeline(file)), with_torch=True)
 
 
 def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipeline) -> None:

@@ -1,4 +1,4 @@
-"""`stoker replay` with the real trainer: a troubled history comes out the same, and what differs is told."""
+"""`stoker replay`: a troubled history comes out the same, and what differs is told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.store.record import read_record, write_record
 from stoker.supervise.replay.replay_site import Site
 from support.once import made_once
 from support.pipelines import opened
-from support.training import TrainPipeline, make_training, on_one_core
+from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
 FORK, END, LAST = 20, 40, 46
@@ -50,7 +50,7 @@ def train_troubled(shard_sets: Path, home: Path) -> None:
 def replay(run: TrainPipeline, out: Path, *options: str) -> subprocess.Popen[str]:
     code = "from stoker.cli.main import main; main()"
     command = [sys.executable, "-P", "-c", code, "replay", str(run.data.file), "main", str(out), *options]
-    with on_one_core():
+    with run.trainer():
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -1,4 +1,4 @@
-"""Rollbacks with the real supervisor and trainer: by request while training, across kills, and by command."""
+"""Rollbacks with the real supervisor: by request while training, across kills, and by command."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from stoker.plan.timelines import ancestry, committed, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.audit.audit import audit_run
+from support.halting import halts_at, wait_halted
 from support.pipelines import make_pipeline
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
@@ -109,8 +110,10 @@ def test_a_rollback_asked_for_while_training_survives_the_supervisors_death(
 
 
 def test_a_finished_run_at_rest_goes_back_to_the_beginning_and_ends_the_same(
-    finished: TrainPipeline, tmp_path: Path
+    finished: TrainPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in halts_at(tmp_path / "halts", ["load"]).items():
+        monkeypatch.setenv(name, value)  # its metrics are read while it is at the beginning
     run = make_training(finished.data.home, tmp_path / "again")
     daemon = run.start()
     try:
@@ -118,6 +121,11 @@ def test_a_finished_run_at_rest_goes_back_to_the_beginning_and_ends_the_same(
         seen = [run.metrics()]
         told = command(run, "0")
         assert told.returncode == 0, told.stderr
+
+        (trainer,) = wait_until(run.trainers, what="the trainer")
+        wait_halted(trainer.pid)
+        seen.append(run.metrics())
+        signal_process(trainer, signal.SIGCONT)
 
         def is_over() -> bool:
             seen.append(run.metrics())

@@ -1,4 +1,7 @@
-"""`stoker run`: the whole pipeline in the foreground, from parquet to a trained run, and its ends."""
+"""`stoker run`: the whole pipeline in the foreground, from parquet to a trained run, and its ends.
+
+The first test trains with the built-in trainer, the others with the small one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import ENDING_S, kill_tree, wait_gone
 from support.terminal import run_on_terminal
-from support.training import SLOW_ENOUGH, TrainPipeline, make_training, on_one_core
+from support.training import SLOW_ENOUGH, TrainPipeline, make_training
 from support.waiting import LONG_S, wait_until
 
 MARK = "STOKER_TEST_RUN"
@@ -37,7 +40,7 @@ class StokerRun:
         self.layout = pipeline.pipeline.layout
         self.mark = str(pipeline.home)
         self.printed = pipeline.home / "printed"
-        with self.printed.open("ab") as stream, on_one_core():
+        with self.printed.open("ab") as stream, self.training.trainer():
             self.process = subprocess.Popen(
                 [STOKER, "run", str(pipeline.file), *options],
                 stdin=subprocess.DEVNULL,

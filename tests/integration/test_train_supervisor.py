@@ -1,4 +1,4 @@
-"""The train supervisor with the real trainer: a run to its end, its refusals, its stop, bad checkpoints."""
+"""The train supervisor as a process: a run to its end, its refusals, its stop, bad checkpoints."""
 
 from __future__ import annotations
 

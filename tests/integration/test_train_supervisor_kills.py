@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.kit.process import ProcessId, signal_process
 from stoker.store.layout import TRAIN_SUPERVISOR
 from support.halting import halts_at, is_halted
@@ -41,13 +42,17 @@ def never_two(run: TrainPipeline) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
-def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_the_same_bytes(
-    finished: TrainPipeline, shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_bytes_and_so_does_its_replay(
+    finished_with_torch: TrainPipeline,
+    shard_sets: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kills: int,
 ) -> None:
     steps = [SAVED_EVERY * kill + 4 for kill in range(kills)]
     for name, value in halts_at(tmp_path / "halts", ["eval", *steps]).items():
         monkeypatch.setenv(name, value)
-    run = make_training(shard_sets, tmp_path / "killed")
+    run = make_training(shard_sets, tmp_path / "killed", with_torch=True)
     daemon = run.start()
     try:
         with never_two(run):
@@ -66,8 +71,10 @@ def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_the_same
     assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 0, 10, 20, 30, 40][
         : kills + 1
     ]
-    assert run.rows() == finished.rows()
-    assert run.tensors() == finished.tensors()
+    assert run.rows() == finished_with_torch.rows()
+    assert run.tensors() == finished_with_torch.tensors()
+    with run.trainer():
+        assert exit_code(["replay", str(run.data.file), "main", str(tmp_path / "replay")]) == 0
 
 
 def halted_trainer(run: TrainPipeline) -> ProcessId | None:
@@ -115,17 +122,17 @@ def test_when_guard_and_supervisor_are_killed_in_turn_the_trainer_saves_and_the_
 
 
 def test_a_trainer_that_stands_still_is_stopped_and_launched_again(
-    shard_sets: Path,
-    tmp_path: Path,
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The limit holds for loading too: a machine on which that takes longer tries again.
-    limits = {"supervise__hang_limit": "12s", "supervise__no_progress_launches": 100}
+    limits = {"supervise__hang_limit": "6s", "supervise__no_progress_launches": 100}
+    for name, value in halts_at(tmp_path / "halts", [5]).items():
+        monkeypatch.setenv(name, value)
     run = make_training(shard_sets, tmp_path / "hung", train__steps=5000, **limits)
     daemon = run.start()
     try:
-        trainer = run.wait_for_step(5, timeout_s=120)
+        trainer = wait_until(lambda: halted_trainer(run), 120, "step 5")
         launches = len(run.events("trainer_launched"))
-        signal_process(trainer, signal.SIGSTOP)
         (hung,) = wait_until(
             lambda: [event for event in run.events("trainer_hung") if event["phase"] == "train"],
             what="the finding",

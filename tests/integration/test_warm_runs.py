@@ -19,7 +19,7 @@ from support.audits import audit_of
 from support.once import made_once
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline
-from support.training import TrainPipeline, on_one_core
+from support.training import TrainPipeline, small_trainer
 from support.waiting import wait_until
 from support.warm_ground import EVERYTHING_OFF, FILES, SETTINGS, Ground, at_work
 
@@ -135,7 +135,7 @@ def test_files_join_while_it_trains_and_after_a_pause_it_goes_on_with_other_batc
         (run.data.source / file.name).hardlink_to(file)
     daemons = {}
     try:
-        with on_one_core():
+        with small_trainer():
             daemons = {name: run.data.start(name) for name in DAEMONS}
         run.wait_for_step(3)
         add_file(run.data, "0-and-a-half.parquet", 11)
@@ -149,7 +149,7 @@ def test_files_join_while_it_trains_and_after_a_pause_it_goes_on_with_other_batc
 
     run = TrainPipeline(ground.again(tmp_path, **here, **of_train(seq_len=32, global_batch=24)))
     try:
-        with on_one_core():
+        with small_trainer():
             daemons = {name: run.data.start(name) for name in DAEMONS}
         wait_until(lambda: run.record().get("state") == "finished", 120, "the end of the run")
     finally:

@@ -19,7 +19,7 @@ from stoker.store.record import utc_now
 from support.mounts import free_bytes
 from support.pipelines import DataPipeline
 from support.processes import daemon_command
-from support.training import TRAINER, TrainPipeline, on_one_core, runs
+from support.training import TRAINER, TrainPipeline, on_one_core, runs, small_trainer
 from support.waiting import wait_until
 
 MARK = "STOKER_TEST_SIEGE"
@@ -42,7 +42,9 @@ class Siege:
         *,
         environ: Mapping[str, str] | None = None,
         never_exits: bool = False,
+        with_torch: bool = True,
     ) -> None:
+        self.trainer = on_one_core if with_torch else small_trainer
         self.data, self.daemons = data, daemons
         self.environ, self.never_exits = dict(environ or {}), never_exits
         self.mark = secrets.token_hex(8)
@@ -55,7 +57,7 @@ class Siege:
 
     def start(self, name: str, through: Callable[[list[str]], list[str]] = list) -> None:
         """Start a daemon; `through` may wrap its command. It ends when we do."""
-        with self.said(name).open("ab") as stream, on_one_core():
+        with self.said(name).open("ab") as stream, self.trainer():
             self.running[name] = subprocess.Popen(
                 launch_command(through(daemon_command(name, self.data.file))),
                 stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Small pipelines whose data is ready, for tests of the train supervisor with the real trainer."""
+"""Small pipelines whose data is ready, for tests of the train supervisor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from stoker.kit.process import ProcessId, processes_with_environment
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.store.record import read_record
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
+from support.sites import SMALL_TRAINER
 from support.waiting import LONG_S, wait_until
 
 TRAINER = ("-m", "stoker.training.trainer")
@@ -29,6 +31,7 @@ class TrainPipeline:
     """A pipeline with finished shard sets; only its train supervisor is run."""
 
     data: DataPipeline
+    with_torch: bool = False  # or with the small trainer, which starts in a tenth of the time
 
     @property
     def run(self) -> RunLayout:
@@ -36,13 +39,17 @@ class TrainPipeline:
 
     def start(self) -> Any:
         """Start the supervisor, awaited until READY."""
-        with on_one_core():
+        with self.trainer():
             return self.data.start(TRAIN_SUPERVISOR)
 
     def once(self, timeout_s: float = 120.0) -> Any:
         """Run it with --once to its end."""
-        with on_one_core():
+        with self.trainer():
             return self.data.once(TRAIN_SUPERVISOR, timeout_s)
+
+    def trainer(self) -> contextlib.AbstractContextManager[None]:
+        """What is started meanwhile launches this trainer."""
+        return on_one_core() if self.with_torch else small_trainer()
 
     def record(self) -> dict[str, Any]:
         """run.json, {} before there is one."""
@@ -115,7 +122,7 @@ def runs(process: ProcessId, module: tuple[str, ...]) -> bool:
 SLOW_ENOUGH = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 4, "ffn_width": 128}
 
 
-def make_training(template: Path, home: Path, **changes: Any) -> TrainPipeline:
+def make_training(template: Path, home: Path, *, with_torch: bool = False, **changes: Any) -> TrainPipeline:
     """A pipeline below `home` with the template's shard sets; deterministic, a checkpoint every 10 steps."""
     settings: dict[str, Any] = {
         "train__steps": 60,
@@ -133,7 +140,7 @@ def make_training(template: Path, home: Path, **changes: Any) -> TrainPipeline:
     for part in ("state", "hot"):
         if not (home / part).exists():
             shutil.copytree(template / part, home / part, symlinks=True)
-    return TrainPipeline(pipeline)
+    return TrainPipeline(pipeline, with_torch)
 
 
 def make_shard_sets(home: Path) -> None:
@@ -142,6 +149,15 @@ def make_shard_sets(home: Path) -> None:
     for number in range(2):
         write_fineweb(data.source / f"{number}.parquet", rows=250, seed=number)
     data.drain()
+
+
+@contextlib.contextmanager
+def small_trainer() -> Iterator[None]:
+    """What is started meanwhile launches the trainer of small_trainer/unigram.py, which needs no torch."""
+    # A test's own site, where PYTHONPATH names one, runs ours as well.
+    path = os.environ.get("PYTHONPATH", str(SMALL_TRAINER))
+    with on_one_core(), patch.dict(os.environ, STOKER_TEST_TRAINER="small", PYTHONPATH=path):
+        yield
 
 
 @contextlib.contextmanager

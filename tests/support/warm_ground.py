@@ -13,7 +13,7 @@ from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline, opened
 from support.processes import RunningDaemon
-from support.training import TrainPipeline, on_one_core
+from support.training import TrainPipeline, small_trainer
 
 FILES = 4
 # Evict whatever may leave: nearly the whole disk is to be free. The whole of it would be refused.
@@ -77,7 +77,7 @@ def at_work(data: DataPipeline) -> Iterator[dict[str, RunningDaemon]]:
     """The loop and the supervisor, ended well."""
     daemons = {}
     try:
-        with on_one_core():
+        with small_trainer():
             for name in (STAGE_SHARD, TRAIN_SUPERVISOR):
                 daemons[name] = data.start(name)
         yield daemons

@@ -21,8 +21,10 @@ from stoker.store.record import write_record
 from stoker.training import device, state
 from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
+from stoker.training.loading import load
 from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW
+from stoker.training.protocol import Protocol, Stop
 from stoker.training.sampling import Sampling, TextModel, pick
 from stoker.training.saving import log_up_to, save
 from stoker.training.state import Progress
@@ -133,6 +135,17 @@ def test_the_held_out_loss_is_the_mean_over_windows_with_its_standard_error(run:
     assert found.loss == pytest.approx(np.mean(each), abs=1e-5)
     assert found.stderr == pytest.approx(np.std(each, ddof=1) / np.sqrt(6), rel=1e-3)
     assert evaluate(model, windows, compute=CPU, micro_batch=4, go_on=lambda: False) is None
+
+
+def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run: TrainerRun) -> None:
+    wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
+    changes = {"optimizer": wild, "evaluate": {"every_steps": 1, "tokens": 96}, "deterministic": False}
+    write_record(run.layout.launch, run.record("launch-1") | changes)
+    training = load(launch_of(run), Protocol("", "launch-1"), Stop())
+    with pytest.raises(DataError, match="the held-out loss at step 1 is"):
+        training.run()
+    assert run.checkpoints() == []
+    assert run.rows()[-1] == {"step": 1, "timeline": 0, "val_loss": None, "val_stderr": None}
 
 
 def test_held_out_windows_that_changed_are_refused(run: TrainerRun) -> None:

@@ -56,13 +56,14 @@ class SmallDiskScenario(Scenario):
     rollbacks: ClassVar[tuple[float, ...]] = (0.5, 0.7)  # before which share of the strikes
     shrinks: ClassVar[tuple[float, ...]] = (0.4, 0.6)  # hot is smaller than its reserve until the next one
 
+    with_torch: ClassVar[bool] = True
     siege: Siege | None = None
 
     def start(self, directory: Path) -> None:
         mount_small(directory / "hot", self.sizes.hot)
         self.data = self.make(directory)
-        self.training = TrainPipeline(self.data)
-        self.siege = Siege(self.data)
+        self.training = TrainPipeline(self.data, self.with_torch)
+        self.siege = Siege(self.data, with_torch=self.with_torch)
         self.watch = Watch(self.siege)
         self.watch.start()
         self._traced = self._steps = 0
@@ -206,10 +207,11 @@ class TinyDiskScenario(SmallDiskScenario):
 
 
 class LeastDiskScenario(TinyDiskScenario):
-    """A corpus half as large again as a 10 MB hot disk: few sets, a short run, and no replay of it."""
+    """A corpus half as large again as a 10 MB hot disk: few sets, a short run, no torch, no replay."""
 
     name = "least-disk"
     sizes = LEAST
+    with_torch = False
 
     def check_replay(self) -> None:
         """Left to the larger ones."""

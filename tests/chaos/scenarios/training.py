@@ -31,10 +31,10 @@ class TrainingScenario(Scenario):
             self.shard_sets = directory.parent / "shard-sets"
             make_shard_sets(self.shard_sets)
         if self.peace is None:
-            self.peace = make_training(self.shard_sets, directory.parent / "peace")
+            self.peace = make_training(self.shard_sets, directory.parent / "peace", with_torch=True)
             ended = self.peace.once()
             assert ended.returncode == 0, ended.stderr
-        self.run = make_training(self.shard_sets, directory)
+        self.run = make_training(self.shard_sets, directory, with_torch=True)
 
     def step(self, launch: Launch) -> Job:
         with on_one_core():

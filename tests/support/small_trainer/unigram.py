@@ -1,0 +1,204 @@
+"""A training without torch, for tests of the supervisor: everything of the trainer but its arithmetic.
+
+The model is the frequency of each token, trained by gradients with momentum. Plan, batches, metrics,
+checkpoints, datagrams, lock, stop and exit codes are those of the built-in trainer, so a wrong window, a lost
+step or a state that was not restored changes the losses and the bytes of its checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.checkpoints.seal import CheckpointWriter
+from stoker.plan.positions import START, Position
+from stoker.plan.timelines import ancestry, read_timelines, skips
+from stoker.store.errors import DataError
+from stoker.store.files import canonical_json
+from stoker.store.hashing import hash_file
+from stoker.store.names import utc_now
+from stoker.training.batches import Batch, Batches
+from stoker.training.launch import Launch
+from stoker.training.metrics_log import MetricsLog
+from stoker.training.protocol import Protocol, Stop
+
+STEP_S = 0.01  # a run takes long enough to be met in the middle
+POLL_S = 0.1
+MOMENTUM = np.float32(0.9)
+RATE = 1000  # of train.optimizer.lr, which is meant for a network
+
+
+class Training:
+    """One launch: its progress, its two vectors, and what it reads and writes."""
+
+    def __init__(self, launch: Launch, protocol: Protocol, stop: Stop) -> None:
+        self.launch, self.protocol, self.stop = launch, protocol, stop
+        self.progress = self
+        self.step, self.tokens = 0, 0
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.position = START
+        self.vectors = {name: np.zeros(launch.vocab_size, "<f4") for name in ("model", "optimizer")}
+        if launch.resume_from is not None:
+            self._restore(launch.resume_from)
+        timelines = read_timelines(launch.timelines)
+        self.batches = Batches(
+            launch.plan,
+            launch.shards_root,
+            position=self.position,
+            size=launch.global_batch,
+            vocab_size=launch.vocab_size,
+            skips=skips(timelines, launch.timeline),
+        )
+        self.heldout = self._open_heldout()
+        history = ancestry(timelines, launch.timeline)
+        self.metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=self.step)
+        self.saved_step, self.saved_at = self.step, time.monotonic()
+
+    def run(self) -> str:
+        """Train to the end of the launch; why it ended."""
+        self.protocol.say("train", ready=1, **self._words())
+        self._evaluate_if_due()
+        last = self.launch.until or self.launch.steps
+        ending = "steps" if last == self.launch.steps else "until"
+        while self.step < last:
+            batch = self._next_batch()
+            if batch is None:
+                ending = "stopped" if self.stop.asked else "data_exhausted"
+                break
+            self._make_step(batch)
+            self._evaluate_if_due()
+            self._save_if_due()
+        if ending in ("steps", "data_exhausted"):
+            self._evaluate()
+        if self.step != self.saved_step:
+            self._save()
+        return ending
+
+    def _make_step(self, batch: Batch) -> None:
+        counts = self._counts(batch.groups)
+        self.loss, gradient = self._loss(counts), self._likelihoods() - counts / counts.sum()
+        self.vectors["optimizer"] = MOMENTUM * self.vectors["optimizer"] + gradient.astype("<f4")
+        rate = float(self.launch.optimizer["lr"]) * RATE
+        self.vectors["model"] = self.vectors["model"] - np.float32(rate) * self.vectors["optimizer"]
+        self.step, self.position = self.step + 1, batch.position
+        self.tokens += batch.tokens
+        time.sleep(STEP_S)
+        told = {"lr": rate, "grad_norm": float(np.abs(gradient).sum()), "tokens_per_s": 1e4, "data_wait_s": 0}
+        row = {"step": self.step, "loss": self.loss, "tokens": self.tokens}
+        self.metrics.append({**row, "position": self.position.as_list(), **told, "time": utc_now()})
+        self.protocol.tell(**self._words(), **told)
+
+    def _next_batch(self) -> Batch | None:
+        while not self.stop.asked:
+            batch = self.batches.next()
+            if batch is not None:
+                if self.protocol.phase != "train":
+                    self.protocol.say("train", **self._words())
+                return batch
+            if self.batches.exhausted:
+                return None
+            self.protocol.say("wait-data", **self._words())
+            self._save_if_due()
+            time.sleep(POLL_S)
+            self.batches.reread()
+        return None
+
+    def _evaluate_if_due(self) -> None:
+        every = self.launch.evaluate_every
+        if self.step == 0 or (every and self.step % every == 0):
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        if self.heldout is None or self.metrics.evaluated(self.step):
+            return
+        self.protocol.say("eval", **self._words())
+        self.val_loss = self._loss(self._counts((self.heldout,)))
+        row = {"step": self.step, "val_loss": self.val_loss, "val_stderr": 0.0}
+        self.metrics.append({**row, "time": utc_now()})
+        self.protocol.say("train", **self._words())
+
+    def _save_if_due(self) -> None:
+        every, every_s = self.launch.checkpoint_every_steps, self.launch.checkpoint_every_s
+        late = every_s is not None and time.monotonic() - self.saved_at >= every_s
+        if self.step != self.saved_step and (late or (every and self.step % every == 0)):
+            self._save()
+
+    def _save(self) -> None:
+        launch, phase, head = self.launch, self.protocol.phase, self.batches.plan.head
+        self.protocol.say("checkpoint", **self._words())
+        self.metrics.sync()
+        body = {
+            "v": 1,
+            **{name: getattr(launch, name) for name in ("run", "run_id", "timeline", "config_digest")},
+            **{name: getattr(self, name) for name in ("step", "tokens", "loss", "val_loss")},
+            "position": self.position.as_list(),
+            "plan_head": head,
+            "world_size": 1,
+            "micro_batch": launch.global_batch,
+            "run_record": launch.run_record,
+        }
+        planned = launch.plan.read_bytes().splitlines(keepends=True) if launch.plan.exists() else []
+        files = {
+            "trainer.json": canonical_json({"v": 1, "compute": {"device": "cpu"}}),
+            "model.json": canonical_json({"v": 1, **launch.model, "vocab_size": launch.vocab_size}),
+            "tokenizer.json": launch.tokenizer_file.read_bytes(),
+            "plan.jsonl": b"".join(planned[: len(self.batches.plan.hashes)]),
+            "timelines.jsonl": launch.timelines.read_bytes() if launch.timelines.exists() else b"",
+        }
+        with CheckpointWriter(launch.layout.checkpoints, self.step, launch.id) as writer:
+            for stem, vector in self.vectors.items():
+                writer.add_tensors(stem, [("unigram", "F32", vector.shape, vector.data.cast("B"))])
+            for name, content in files.items():
+                writer.add(name, [content])
+            sealed = writer.seal(body)
+        self.saved_step, self.saved_at = self.step, time.monotonic()
+        self.protocol.say(phase, checkpoint=sealed.name, **self._words())
+
+    def _restore(self, checkpoint: Path) -> None:
+        body = json.loads((checkpoint / "checkpoint.json").read_bytes())
+        self.step, self.tokens = body["step"], body["tokens"]
+        self.loss, self.val_loss = body["loss"], body["val_loss"]
+        self.position = Position.parse(body["position"])
+        for stem in self.vectors:  # a length in 8 bytes, so many of JSON, the values
+            raw = (checkpoint / f"{stem}-00001.safetensors").read_bytes()
+            self.vectors[stem] = np.frombuffer(raw[8 + int.from_bytes(raw[:8], "little") :], "<f4")
+
+    def _open_heldout(self) -> npt.NDArray[Any] | None:
+        held = self.launch.heldout
+        if held is None:
+            return None
+        if hash_file(held.file).sha256 != held.sha256:
+            raise DataError(f"{held.file} is not what the run's record says: held-out data changed")
+        dtype = {"uint16": "<u2", "uint32": "<u4"}[self.launch.dtype]
+        return np.fromfile(held.file, dtype).reshape(held.windows, -1)
+
+    def _counts(self, groups: tuple[npt.NDArray[Any], ...]) -> npt.NDArray[Any]:
+        """How often each token is a target."""
+        size = self.launch.vocab_size
+        return sum(np.bincount(group[:, 1:].reshape(-1), minlength=size) for group in groups)
+
+    def _likelihoods(self) -> npt.NDArray[Any]:
+        likely = np.exp(self.vectors["model"].astype(np.float64))
+        return likely / likely.sum()
+
+    def _loss(self, counts: npt.NDArray[Any]) -> float:
+        loss = float(-(counts * np.log(self._likelihoods())).sum() / counts.sum())
+        assert math.isfinite(loss)
+        return loss
+
+    def _words(self) -> dict[str, object]:
+        entry, offset = self.position.as_list()
+        numbers = {name: getattr(self, name) for name in ("step", "tokens", "loss", "val_loss")}
+        return {**numbers, "position": f"{entry},{offset}"}
+
+
+def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
+    """What the built-in trainer calls in place of the one of that name that needs torch."""
+    return Training(launch, protocol, stop)
