@@ -33,8 +33,11 @@ def finished_with_torch(shard_sets: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def train(shard_sets: Path, home: Path, **how: bool) -> None:
-    ended = make_training(shard_sets, home, **how).once()
+    run = make_training(shard_sets, home, **how)
+    ended = run.once()
     assert ended.returncode == 0, ended.stderr
+    model = run.run.checkpoints / run.checkpoints()[-1] / "model-00001.safetensors"
+    assert (b"unigram" in model.read_bytes()) is not run.with_torch, "by the trainer that was asked for"
 
 
 @pytest.fixture(scope="session")

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from stoker.checkpoints.seal import CheckpointWriter
 from stoker.plan.positions import START, Position
 from stoker.plan.timelines import ancestry, read_timelines, skips
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
-from stoker.store.hashing import hash_file
-from stoker.store.names import utc_now
+from stoker.store.record import utc_now
 from stoker.training.batches import Batch, Batches
 from stoker.training.launch import Launch
 from stoker.training.metrics_log import MetricsLog
