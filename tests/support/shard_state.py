@@ -195,7 +195,7 @@ class Shard:
     def status(self) -> dict[str, Any]:
         """The status that people read, with its line in words."""
         Status(self.context).show(self.state)
-        self.context.end("stopped", 0)  # writes it whatever was shown a moment ago
+        self.context.write_snapshot("stopped")  # writes it whatever was shown a moment ago
         shown: dict[str, Any] = json.loads(self.pipeline.runtime.status(STAGE_SHARD).read_bytes())
         return shown
 

@@ -12,7 +12,6 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.corpus.records.sources import read_sources, write_source
-from stoker.kit.context import write_shown
 from stoker.kit.lock import Lock
 from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.log import read_plan
@@ -143,11 +142,11 @@ def test_what_the_plan_waits_for_is_the_supervisors_word(
     body = {"run": "main", "doing": "training", "waiting_for": None}
     with Lock.acquire(lock, purpose=TRAIN_SUPERVISOR, extra=extra):
         for waits_for, said in (("late.parquet", "late.parquet"), (None, "nothing: it is far enough ahead")):
-            write_shown(runtime.status(TRAIN_SUPERVISOR), {**body, "plan_waits_for": waits_for})
+            runtime.status(TRAIN_SUPERVISOR).write_text(json.dumps({**body, "plan_waits_for": waits_for}))
             assert ask(site, capsys)["waits_for"] == waits_for
             out = shown(site, capsys)
             assert f"waits for   {said}\n" in out and "supervisor  training\n" in out
-        write_shown(runtime.status(TRAIN_SUPERVISOR), {**body, "waiting_for": "the gate"})
+        runtime.status(TRAIN_SUPERVISOR).write_text(json.dumps({**body, "waiting_for": "the gate"}))
         assert ask(site, capsys)["waits_for"] == "the gate"
     assert "supervisor  not running" in shown(site, capsys)
 

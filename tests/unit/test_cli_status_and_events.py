@@ -20,7 +20,6 @@ from stoker.cli.pipeline.events import _moment
 from stoker.cli.pipeline.status import report_lines, terminal_lines
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.kit.context import write_shown
 from stoker.kit.lock import Lock
 from stoker.store.errors import UsageError
 from stoker.store.layout import RuntimeLayout
@@ -96,7 +95,7 @@ def running(pipeline: Pipeline, tmp_path: Path) -> Iterator[Pipeline]:
     for daemon, body in (("stage_shard", SHARD), ("train_supervisor", RUN)):
         extra = {"runtime": str(runtime.root), "metrics": "127.0.0.1:9812"}
         locks.append(Lock.acquire(pipeline.layout.lock(daemon), purpose=daemon, extra=extra))
-        write_shown(runtime.status(daemon), dict(body))
+        runtime.status(daemon).write_text(json.dumps(dict(body)))
     yield pipeline
     for lock in locks:
         lock.release()

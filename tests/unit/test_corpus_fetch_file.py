@@ -18,7 +18,7 @@ from stoker.corpus.fetch.landing import PARTS, Landing, PartRecord
 from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Stopped, Terms
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import Answer, FetchFailed
-from stoker.kit.backoff import Backoff
+from stoker.kit.loop import Backoff
 
 DATA = [bytes([each]) * 1000 for each in range(4)]
 WHOLE = b"".join(DATA)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -14,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.kit.backoff import Backoff
 from stoker.kit.context import Notifier
 from stoker.kit.events import Log, format_fields, journal_datagram
+from stoker.kit.loop import Backoff
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.kit.workers.child import LineBuffer
 from stoker.kit.workers.parent import WorkerExit
@@ -38,7 +37,7 @@ def test_a_line_past_the_limit_is_cut_and_the_next_one_is_not() -> None:
 
 
 def test_backoff_doubles_to_its_most_and_keeps_half_of_each_step() -> None:
-    backoff = Backoff(1.0, 8.0, random.Random(1))
+    backoff = Backoff(1.0, 8.0)
     delays = [backoff.next() for _ in range(6)]
     for delay, step in zip(delays, [1, 2, 4, 8, 8, 8], strict=True):
         assert step / 2 <= delay <= step

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from stoker.kit.context import write_shown
 from stoker.kit.lock import Lock
 from stoker.kit.process import Sample, own_peak_rss, sample_process, sample_tree
 from stoker.observe.status import read_status
@@ -36,7 +36,7 @@ def test_daemons_that_never_ran_are_said_to_be_so(tmp_path: Path) -> None:
 
 
 def test_the_snapshot_is_found_through_the_lock_file(layout: StateLayout, runtime: RuntimeLayout) -> None:
-    write_shown(runtime.status(STAGE_SHARD), {"text": "3 of 7"})
+    runtime.status(STAGE_SHARD).write_text(json.dumps({"text": "3 of 7"}))
     extra = {"runtime": str(runtime.root), "metrics": "127.0.0.1:9812"}
     with Lock.acquire(layout.lock(STAGE_SHARD), purpose=STAGE_SHARD, extra=extra):
         seen = read_status(layout)[STAGE_SHARD]

@@ -15,9 +15,9 @@ from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Receipt, ReceiptState
 from stoker.corpus.records.record_dir import each_record
 from stoker.corpus.records.worklist import L, Rules, Worklist
-from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.events import Alerts, Events
+from stoker.kit.loop import Retries
 from stoker.observe.progress import Rate
 
 LISTER = "/lister"  # no source's path begins with a slash

@@ -13,8 +13,8 @@ from stoker.config.units import format_bytes
 from stoker.corpus.schedule.outcome import ALONE, READ_ROWS, SMALLEST, Attempt, Ladder
 from stoker.corpus.schedule.parallelism import SHORT_S, Measure, Number, builders_way, copies_way
 from stoker.corpus.schedule.state import Limits
-from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.loop import Retries
 from stoker.kit.workers.pool import Job
 from stoker.observe.ledger import LOOK_S, Place, has_room
 from stoker.observe.machine import MemoryFacts, MemoryWatch, PressureGauge

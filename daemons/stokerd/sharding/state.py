@@ -14,8 +14,8 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.sources import KEY16, Source
 from stoker.corpus.schedule.state import Limits, Situation, WarmContents
 from stoker.corpus.staging.disk_contents import parquet_name
-from stoker.kit.backoff import Retries
 from stoker.kit.daemon import DaemonContext
+from stoker.kit.loop import Retries
 from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import STAGE_SHARD

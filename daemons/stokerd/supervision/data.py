@@ -14,8 +14,8 @@ from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin
-from stoker.kit.backoff import Backoff
 from stoker.kit.events import Events
+from stoker.kit.loop import Backoff
 from stoker.plan.growth import AHEAD_BATCHES, MISSING
 from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import Position, Skip

@@ -191,7 +191,7 @@ class DaemonContext:
             self._next_beat = now + self._beat_s
             self.notifier.status(text)
             self.notifier.watchdog()
-            self._write_snapshot("running")
+            self.write_snapshot("running")
             self.reserve.look()
             self._shown = self._last
 
@@ -205,10 +205,6 @@ class DaemonContext:
         place = set_aside(file, self.layout.quarantine, "damaged", str(error))
         self.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
 
-    def end(self, state: str, exit_code: int) -> None:
-        """Writes the last snapshot: `stopped` or `failed`."""
-        self._write_snapshot(state, exit_code=exit_code)
-
     def write_runtime_files(self, port: int) -> None:
         """Writes the target file for Prometheus and the first snapshot for readers of the status."""
         target = {
@@ -216,9 +212,10 @@ class DaemonContext:
             "labels": {"pipeline": self.pipeline.name, "daemon": self.name},
         }
         self._write(self.runtime.targets(self.name), [target])
-        self._write_snapshot("starting")
+        self.write_snapshot("starting")
 
-    def _write_snapshot(self, state: str, **more: Any) -> None:
+    def write_snapshot(self, state: str, **more: Any) -> None:
+        """Writes the status for its readers; the last one says `stopped` or `failed`."""
         status, text = self._last
         snapshot = {
             **status,
@@ -239,24 +236,19 @@ class DaemonContext:
 
     def _write(self, file: Path, body: Any) -> None:
         """Writes a runtime file, creating a missing directory again; a failure never stops the daemon."""
+        data = json.dumps(body, default=str).encode() + b"\n"
         try:
             try:
-                write_shown(file, body)
+                write_atomic(file, data, durable=False)
             except FileNotFoundError:
                 # recreates the private directory with its private mode
                 runtime_dir(self.pipeline.name, self.pipeline.state)
                 self.runtime.create()
-                write_shown(file, body)
+                write_atomic(file, data, durable=False)
         except OSError as error:
             if not self._is_status_failing:
-                self._is_status_failing = True
-                self.log.warning(
-                    "status_unwritable", message=f"{self.runtime.root}: {error}; the work goes on unseen"
-                )
+                problem = f"{self.runtime.root}: {error}; the work goes on unseen"
+                self.log.warning("status_unwritable", message=problem)
+            self._is_status_failing = True
         else:
             self._is_status_failing = False
-
-
-def write_shown(file: Path, body: Any) -> None:
-    """Replaces a file that other processes read; not synced. StorageError where it cannot be written."""
-    write_atomic(file, json.dumps(body, default=str).encode() + b"\n", durable=False)

@@ -160,7 +160,7 @@ def _tell(story: Story, context: DaemonContext) -> int:
     else:
         context.events.record("daemon_stopped", exit_code=code)
     context.notifier.stopping()
-    context.end("stopped" if code == 0 else "failed", code)
+    context.write_snapshot("stopped" if code == 0 else "failed", exit_code=code)
     return code
 
 

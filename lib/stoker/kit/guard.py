@@ -8,7 +8,7 @@ processes that are left: TERM to each process, KILL to each after the stop time,
 process is reaped.
 
 The guard writes JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"},
-{"exited":{"code"}|{"signal"},"max_rss_bytes"}, {"empty":true}. The lines need no reader: a full or closed
+{"exited":{"code"}|{"signal"}}, {"empty":true}. The lines need no reader: a full or closed
 pipe never delays the guard. Exit code: CMD's, or 128 + its signal; 75 when the parent was gone, or a stop was
 requested, before CMD could start.
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -91,19 +90,19 @@ class Guard:
         """Reaps every dead child; False when no child is left, for a subreaper also no descendant."""
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
                 return True
             if pid == self._child:
-                self._child_ended(status, usage)
+                self._child_ended(status)
 
-    def _child_ended(self, status: int, usage: resource.struct_rusage) -> None:
+    def _child_ended(self, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         how = {"code": code} if code >= 0 else {"signal": -code}
         self._exit_code = code if code >= 0 else 128 - code
-        self._report(exited=how, max_rss_bytes=usage.ru_maxrss * 1024)
+        self._report(exited=how)
         self._begin_to_stop()  # its remaining processes serve no trainer any more
 
     def _begin_to_stop(self) -> None:

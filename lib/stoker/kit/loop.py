@@ -1,4 +1,4 @@
-"""The single wait of a daemon: for signals, files and descriptors (workers, pipes, sockets, pidfds).
+"""When a daemon acts next: its single wait, for signals, files and descriptors, and its retry delays.
 
 Signal handlers only enqueue; the loop that calls wait() handles everything. Files are watched by inotify
 where that works, else by comparing inode and times. A swapped or removed directory ends inotify in silence,
@@ -12,10 +12,12 @@ import contextlib
 import errno
 import math
 import os
+import random
 import selectors
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import FrameType
@@ -75,10 +77,8 @@ class Watch:
 
     def renew(self) -> bool:
         """Watches the directory that exists now; returns whether a change may be unreported."""
-        now, is_stale = (
-            _signature(self.directory),
-            self.is_stale(),
-        )  # the next check finds changes in between
+        now = _signature(self.directory)  # first: the next check finds what changes from here on
+        is_stale = self.is_stale()
         if is_stale or not self.armed:
             self.close()
             self._seen = now
@@ -244,3 +244,54 @@ class Waiter:
             if self.on_signal is not None:
                 self.on_signal(signum)
         return [Event("signal", signum) for signum in signums]
+
+
+class Backoff:
+    """Retry delays that double from first_s to most_s seconds; each is drawn from the upper half of its step.
+
+    The jitter keeps many clients from returning at once.
+    """
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._first_s, self._most_s = first_s, most_s
+        self.failures, self._step_s = 0, first_s
+
+    def next(self) -> float:
+        """Counts a failure; returns the seconds to wait before the next attempt."""
+        self.failures += 1
+        step = self._step_s
+        self._step_s = min(step * 2, self._most_s)
+        return step * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, keeps no secret
+
+    def reset(self) -> None:
+        """Starts over at first_s after a success."""
+        self.failures, self._step_s = 0, self._first_s
+
+
+class Retries:
+    """Retry delays by subject: exponential, with jitter, forgotten on success."""
+
+    def __init__(self) -> None:
+        self._failed: defaultdict[str, Backoff] = defaultdict(lambda: Backoff(0.5, 60.0))
+        self.not_before: dict[str, float] = {}
+
+    def failed(self, subject: str) -> float:
+        """Counts a failure; returns the seconds until the next attempt."""
+        wait_s = self._failed[subject].next()
+        self.retry_in(subject, wait_s)
+        return wait_s
+
+    def retry_in(self, subject: str, seconds: float) -> None:
+        """Delays the subject's next attempt by that many seconds without counting a failure."""
+        self.not_before[subject] = time.monotonic() + seconds
+
+    def allows(self, subject: str) -> bool:
+        return time.monotonic() >= self.not_before.get(subject, 0.0)
+
+    def failures(self, subject: str) -> int:
+        """Returns the number of failures of the subject in a row."""
+        return self._failed[subject].failures if subject in self._failed else 0
+
+    def succeeded(self, subject: str) -> None:
+        self._failed.pop(subject, None)
+        self.not_before.pop(subject, None)

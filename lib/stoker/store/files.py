@@ -104,8 +104,6 @@ def publish_dir(temporary: Path, target: Path) -> None:
     Raises FileExistsError, with the temporary untouched, when the target exists.
     """
     with storage_errors("publish", target):
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
         _fsync_tree(temporary)
     move_durably(temporary, target)
 

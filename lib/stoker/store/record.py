@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import secrets
 import sys
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stoker.store.errors import DataError, UnknownFormat, storage_errors
-from stoker.store.files import canonical_json, make_dir, move_durably, opened, remove_tree, write_atomic
+from stoker.store.files import canonical_json, make_dir, move_durably, remove_tree, write_atomic
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,7 +47,7 @@ def write_record(path: Path, body: Mapping[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """Reads a record's body (without `sum`); raises as parse_record does, and FileNotFoundError."""
     with storage_errors("read", path):
-        data = _read_file(path)
+        data = path.read_bytes()
     return parse_record(data, path)
 
 
@@ -183,16 +182,6 @@ def _names(cls: type[DataclassInstance]) -> tuple[str, ...]:
 
 def _sum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(body)).hexdigest()[:SUM_HEX]
-
-
-def _read_file(path: Path) -> bytes:
-    # Without O_NONBLOCK a fifo in a shared directory would hang its reader.
-    with opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
-        pieces, left = [], MOST_BYTES + 1
-        while left and (piece := os.read(descriptor, min(left, 1 << 20))):
-            pieces.append(piece)
-            left -= len(piece)
-    return b"".join(pieces)
 
 
 def _refuse_depth(value: Any) -> None:

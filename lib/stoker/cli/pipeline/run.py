@@ -26,10 +26,9 @@ from stoker.cli.pipeline.config import checked
 from stoker.cli.pipeline.output import LABELS, Daemons, Output
 from stoker.cli.pipeline.status import losses
 from stoker.config.schema import Pipeline
-from stoker.kit.backoff import Backoff
 from stoker.kit.exec import child_environment, launch_command
 from stoker.kit.lock import Lock, take_up_state
-from stoker.kit.loop import Waiter
+from stoker.kit.loop import Backoff, Waiter
 from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.terminal import harmless
 from stoker.observe.status import read_status

@@ -39,7 +39,7 @@ from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.hub import HubRepo, hub_token, origin
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, FetchFailed, next_pause
-from stoker.kit.backoff import Backoff
+from stoker.kit.loop import Backoff
 from stoker.kit.workers.child import InputClosed, Report, paced, run_worker
 from stoker.store.errors import StokerError, UnavailableError
 

@@ -17,7 +17,7 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed, next_pause
 from stoker.corpus.staging.finding import BadParquet
 from stoker.corpus.staging.preflight import open_parquet, telling
-from stoker.kit.backoff import Backoff
+from stoker.kit.loop import Backoff
 from stoker.store.files import opened, unlink_durably
 
 BATCH_BYTES, BATCH_ROWS = 8 << 20, 1000

@@ -18,7 +18,7 @@ from stoker.corpus.http.client import Caller
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, resume_offset
 from stoker.corpus.source.hash_worker import Background
-from stoker.kit.backoff import Backoff
+from stoker.kit.loop import Backoff
 from stoker.store.errors import FULL, UnavailableError
 
 _AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENOTCONN)

@@ -174,7 +174,7 @@ class Worker:
             return self._exit
         self._pump()
         now = time.monotonic() if now is None else now
-        if self._ended():
+        if readable(self._pidfd, timeout_s=0):
             return self._reap()
         if self._kill_at is not None:
             if now >= self._kill_at:
@@ -230,9 +230,6 @@ class Worker:
         # Not reaped yet, so neither the pid nor the group can belong to another process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
-
-    def _ended(self) -> bool:
-        return bool(readable(self._pidfd, timeout_s=0))
 
     def _reap(self) -> WorkerExit:
         self._signal_group(signal.SIGKILL)  # helpers that the worker left in its group

@@ -23,7 +23,7 @@ from stoker.checkpoints.retention import (
     sweep_leftovers,
 )
 from stoker.config.schema import Pipeline
-from stoker.kit.backoff import Backoff
+from stoker.kit.loop import Backoff
 from stoker.plan.positions import Position
 from stoker.store.record import read_or_set_aside, write_record
 
