@@ -75,7 +75,8 @@ class Pressure:
 @dataclass(frozen=True)
 class _Counters:
     at: float
-    idle: dict[int, tuple[int, int]]  # idle ticks and all ticks, by CPU
+    idle_ticks: int  # of the CPUs that this process may use
+    all_ticks: int
     waited: dict[str, int]  # microseconds by resource
     used_us: dict[Path, int]  # CPU time by cgroup with a quota
 
@@ -107,11 +108,8 @@ class PressureGauge:
         elapsed_s = now.at - before.at
         if elapsed_s <= 0:
             return None
-        idle = 0.0
-        for cpu, (idle_ticks, all_ticks) in now.idle.items():
-            idle_before, all_before = before.idle.get(cpu, (idle_ticks, all_ticks))
-            if all_ticks > all_before:
-                idle += (idle_ticks - idle_before) / (all_ticks - all_before)
+        ticks = now.all_ticks - before.all_ticks
+        idle = len(self._mine) * (now.idle_ticks - before.idle_ticks) / ticks if ticks > 0 else 0.0
         left = [
             quota - (now.used_us[group] - before.used_us[group]) / 1e6 / elapsed_s
             for group, quota in self._quotas.items()
@@ -126,19 +124,20 @@ class PressureGauge:
         return Pressure(self.cpus, max(0.0, min([idle, *left])), *some)
 
     def _count(self) -> _Counters:
-        idle = {}
+        idle_ticks = all_ticks = 0
         for line in _lines(self._proc / "stat"):
             name, *ticks = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._mine:
                 counts = [int(each) for each in ticks[:_BUSY_FIELDS]]
-                idle[int(name[3:])] = (counts[_IDLE] + counts[_IOWAIT], sum(counts))
+                idle_ticks += counts[_IDLE] + counts[_IOWAIT]
+                all_ticks += sum(counts)
         waited = {}
         for name in ("cpu", "io", "memory"):
             told = "\n".join(_lines(self._proc / "pressure" / name))
             if found := re.search(r"^some .*total=(\d+)", told, re.MULTILINE):
                 waited[name] = int(found[1])
         used = {group: us for group in self._quotas if (us := _used_us(group)) is not None}
-        return _Counters(self._clock(), idle, waited, used)
+        return _Counters(self._clock(), idle_ticks, all_ticks, waited, used)
 
 
 def _quotas(proc: Path) -> dict[Path, float]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -173,31 +174,25 @@ class Probed:
 
 
 def probe(files: Sequence[RemoteFile], seconds: float, manners: Manners) -> Probed:
-    """Reads every file at once until the time is up, each at most to its end."""
-    readers = [_Reader(Caller(manners), file) for file in files]
+    """Reads every file at once until the time is up, each at most to its end; keeps no bytes."""
+    counts: Counter[str] = Counter()
+    sizes: list[int] = []
+    failures: list[FetchFailed] = []
+
+    def read(file: RemoteFile) -> None:
+        try:
+            with Caller(manners).open(file.url) as (answer, chunks):
+                if (size := judge(answer, Kept(), file)) is not None:
+                    sizes.append(size)
+                for chunk in chunks:
+                    counts[file.path] += len(chunk)
+        except FetchFailed as failure:
+            failures.append(failure)
+
+    readers = [threading.Thread(target=read, args=(file,), daemon=True) for file in files]
     began = time.monotonic()
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join(max(0.0, began + seconds - time.monotonic()))
-    failure = next((reader.failure for reader in readers if reader.failure is not None), None)
-    sizes = [reader.size for reader in readers if reader.size is not None]
-    return Probed(sum(reader.read for reader in readers), time.monotonic() - began, sizes, failure)
-
-
-class _Reader(threading.Thread):
-    def __init__(self, caller: Caller, file: RemoteFile) -> None:
-        super().__init__(daemon=True)
-        self.read = 0
-        self.size: int | None = None
-        self.failure: FetchFailed | None = None
-        self._caller, self._file = caller, file
-
-    def run(self) -> None:
-        try:
-            with self._caller.open(self._file.url) as (answer, chunks):
-                self.size = judge(answer, Kept(), self._file)
-                for chunk in chunks:
-                    self.read += len(chunk)
-        except FetchFailed as failure:
-            self.failure = failure
+    return Probed(sum(counts.values()), time.monotonic() - began, sizes, next(iter(failures), None))

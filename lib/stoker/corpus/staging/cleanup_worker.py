@@ -1,7 +1,7 @@
 """Worker: removes files and directories that are no longer needed from hot, durably.
 
 task: {"remove": [paths]}; messages: {"kind": "progress", "removed"}
-result: {"removed": [paths that were there]}
+result: {}
 """
 
 from __future__ import annotations
@@ -15,17 +15,10 @@ from stoker.store.files import remove_durably
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     """Removes each path, file or directory; a missing path is no error."""
-    removed = []
-    for name in task["remove"]:
-        path = Path(name)
-        try:
-            path.lstat()
-        except FileNotFoundError:
-            continue
-        remove_durably(path)
-        removed.append(name)
-        report("progress", removed=len(removed))
-    return {"removed": removed}
+    for number, path in enumerate(task["remove"], 1):
+        remove_durably(Path(path))
+        report("progress", removed=number)
+    return {}
 
 
 if __name__ == "__main__":
