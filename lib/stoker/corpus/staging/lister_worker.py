@@ -47,7 +47,7 @@ from stoker.store.layout import DISK_LOCK, HotLayout, WarmLayout
 
 _FOREIGN_SHOWN = 100
 _PEEK_EVERY_S = 1.0  # at the root's inode: no event announces a mount over it or another folder in its place
-_MESSAGE_BYTES = 1 << 20  # a quarter of the limit: escapes make names longer
+_FILES_A_MESSAGE = 100  # below a message's size limit for the longest paths, even where each byte is escaped
 _PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends a moment later, by its death signal
 
 
@@ -144,7 +144,6 @@ class Folder:
 
     def _look(self, number: int, passed: Mapping[str, list[list[str]]]) -> None:
         files: list[list[Any]] = []
-        size = 0
         for found in look_through(self._root, self._selection, self._alive):
             if isinstance(found, PassedOver):
                 if found.lock:
@@ -152,10 +151,9 @@ class Folder:
                 passed[found.kind].append([found.path, found.reason])
                 continue
             files.append([found.path, found.size, found.mtime_ns, found.inode, found.ctime_ns])
-            size += len(found.path.encode()) + 64
-            if size > _MESSAGE_BYTES:
+            if len(files) == _FILES_A_MESSAGE:
                 self._report("files", look=number, files=files)
-                files, size = [], 0
+                files = []
         self._report("files", look=number, files=files)
 
 
