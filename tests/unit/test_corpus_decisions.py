@@ -12,7 +12,7 @@ import pytest
 from stoker.corpus.records.dataset import choose_training_set
 from stoker.corpus.records.receipts import Listing, Receipt
 from stoker.corpus.records.sources import Source
-from stoker.corpus.schedule.outcome import convicted, judge
+from stoker.corpus.schedule.outcome import Evidence, convicted, judge
 from stoker.corpus.source.folder import FileSeen, FolderRules, Watched, is_rot, settling, watch
 from stoker.corpus.staging.disk_contents import Seen, parquet_name, reconcile_hot
 from stoker.kit.workers.parent import WorkerExit
@@ -186,7 +186,7 @@ def ended(kind: str, code: int | None = None, signum: int | None = None, **more:
     ],
 )
 def test_only_what_a_worker_earned_by_the_file_counts_against_the_file(exit_: WorkerExit, kind: str) -> None:
-    assert judge(exit_).kind == kind
+    assert judge(exit_, Evidence()).kind == kind
 
 
 def test_two_deaths_at_one_row_group_convict_and_two_at_different_ones_do_not() -> None:

@@ -171,7 +171,7 @@ def test_a_duplicate_whose_original_lost_its_set_is_started_anew_and_built_where
     None
 ):
     lost = [source("a", "seen", "same"), source("b", "duplicate", "same")]
-    assert actions(situation(*lost)) == (Action("restart", "b"),)
+    assert actions(situation(*lost)) == (Action("restart", "b"), Action("stage", "a"))
     anew = situation(lost[0], source("b", content="same"), not_before={"a": 200.0})
     assert actions(anew) == (Action("stage", "b"),)
     kept = [source("a", "released", "same"), source("b", "duplicate", "same")]

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from stoker.config.schema import Limit
-from stoker.corpus.records.dataset import Slice, is_bounded, slice_of
+from stoker.corpus.records.dataset import Slice, slice_of
 from stoker.corpus.records.sources import Source, SourceState
 from support.books import books_of
 
@@ -32,11 +32,6 @@ ABCDE = tuple("abcde")
 def beyond(part: Slice) -> str:
     """Those of a to e that the slice leaves out."""
     return "".join(path for path in "abcde" if path in part.beyond)
-
-
-def test_without_a_limit_nothing_is_bounded() -> None:
-    assert not is_bounded(Limit())
-    assert is_bounded(Limit(files=1)) and is_bounded(Limit(rows=1)) and is_bounded(Limit(tokens=1))
 
 
 @pytest.mark.parametrize(

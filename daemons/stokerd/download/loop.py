@@ -123,7 +123,7 @@ class DownloadWatch:
 
         Skipped while neither its demand nor a receipt changed.
         """
-        source, demand = self.source, self.demand.read()
+        source, demand = self.source, self.demand()
         before, changes, was_seen = self.reconciled
         if demand is before and (changes, was_seen) == (source.state.changes, source.seen):
             return

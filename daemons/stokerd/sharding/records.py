@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt, listing_reader, read_demand
-from stoker.corpus.records.record_dir import RecordDir, uncollected
+from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source, read_sources
 from stoker.corpus.schedule.decide import differs, may_be_demanded
 from stoker.corpus.staging.finding import Finding
@@ -35,8 +35,7 @@ class Records:
     def __init__(self, context: DaemonContext) -> None:
         layout, dataset = context.layout, context.pipeline.dataset
         self.context, self.dataset = context, dataset.name
-        with uncollected():
-            self.sources = Catalog(read_sources(layout, self.dataset, context.set_aside))
+        self.sources = Catalog(read_sources(layout, self.dataset, context.set_aside))
         self.pinning = Pinning(context, self.sources)
         self.quarantine = QuarantineState(layout)
         self.is_fetched = dataset.source.kind != "folder"
@@ -75,7 +74,7 @@ class Records:
         self.receipts = self._receipts.read()
         self.touched |= self._receipts.take_changed()
         self.is_behind = self._receipts.behind
-        self.pinning.listing = self._listing.read() or self.pinning.listing
+        self.pinning.listing = self._listing() or self.pinning.listing
         if not self.is_behind and not self._is_list_checked:
             self._check_files_list()
         self.requests = []

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.load import refuse
+from stoker.config.schema import Limit
 from stoker.corpus.records.dataset import (
     DatasetPin,
     Slice,
     TokenizerPin,
     TrainingSet,
     choose_training_set,
-    is_bounded,
     read_pin,
     slice_of,
 )
@@ -185,7 +185,7 @@ class Pinning:
         name them.
         """
         listing, sources = self.listing, self._sources
-        if listing is None or not is_bounded(self._limit):
+        if listing is None or self._limit == Limit():
             return None
         asked = (listing, self.pin, sources.changes)  # 0.2 s of work for 50,000 files
         if self._sliced is None or self._sliced[0] != asked:

@@ -65,8 +65,8 @@ def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
             print_json({**_facts(kept), "folder": str(folder), "things": things})
             continue
         click.echo(f"{one_line(kept.name)} ({_state(kept)})")
-        lines = [*(kept.body.items() or [("problem", kept.problem)])]
-        for name, value in [*lines, *(("lies", thing) for thing in things or ["nothing is kept of it"])]:
+        places = (("lies", thing) for thing in things or ["nothing is kept of it"])
+        for name, value in (*kept.body.items(), *places):
             click.echo(f"  {name:<14} {one_line(value)}")
 
 

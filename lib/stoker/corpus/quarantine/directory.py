@@ -36,8 +36,7 @@ class Kept:
     kind: str
     things: tuple[str, ...] = ()  # the names beside reason.json
     bytes: int = 0  # of all things
-    body: Mapping[str, Any] = field(default_factory=dict)  # the whole reason, empty where it cannot be read
-    problem: str = ""  # why it cannot be read
+    body: Mapping[str, Any] = field(default_factory=dict)  # the whole reason, or why it cannot be read
 
     @property
     def path(self) -> str:
@@ -50,7 +49,7 @@ class Kept:
 
     @property
     def reason(self) -> str:
-        return str(self.body.get("reason") or self.problem)
+        return str(self.body.get("reason") or "")
 
     @property
     def when(self) -> str:
@@ -145,18 +144,16 @@ def bytes_of(thing: Path) -> int:
 
 
 def _read(folder: Path) -> Kept:
-    body: dict[str, Any] = {}
-    problem = ""
     try:
         body = read_record(folder / REASON)
     except FileNotFoundError:
-        problem = f"no {REASON}"
+        body = {"reason": f"no {REASON}"}
     except RecordDamaged as error:
-        problem = f"{REASON} is damaged: {error}"
+        body = {"reason": f"{REASON} is damaged: {error}"}
     about = (REASON, f".tmp-{REASON}")
     things = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(about))
     names = tuple(thing.name for thing in things)
-    return Kept(folder.name, kind_of(folder.name), names, sum(map(bytes_of, things)), body, problem)
+    return Kept(folder.name, kind_of(folder.name), names, sum(map(bytes_of, things)), body)
 
 
 def _seconds(text: str) -> float:

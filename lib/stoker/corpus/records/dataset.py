@@ -86,10 +86,6 @@ class Slice:
     stayed: tuple[str, ...]  # in the slice only because they were in it before
 
 
-def is_bounded(limit: Limit) -> bool:
-    return bool(limit.files or limit.rows or limit.tokens)
-
-
 def slice_of(
     listed: Iterable[str], sources: Mapping[str, Source], limit: Limit, *, kept: Iterable[str] = ()
 ) -> Slice:

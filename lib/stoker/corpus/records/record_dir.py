@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -40,7 +41,7 @@ def ignore(file: Path, error: RecordDamaged) -> None:
 
 
 class _Lazy(dict[str, T]):
-    """The records read so far; a lookup of a record that is still to be read reads it at once."""
+    """The records read so far; get() of a record that is still to be read reads it at once."""
 
     def __init__(self, fetch: Callable[[str], None]) -> None:
         super().__init__()
@@ -51,19 +52,13 @@ class _Lazy(dict[str, T]):
             self._fetch(path)
         return super().get(path, default)
 
-    def __missing__(self, path: str) -> T:
-        self._fetch(path)
-        if path not in self:
-            raise KeyError(path)
-        return self[path]
-
 
 class RecordDir(Generic[T]):
     """The records of one dataset in one directory, parsed by `parse`; records of other datasets are left out.
 
     A `patient` reader of many records sees a change late, by about a second for 50,000, and does not spend
     all its time looking while many records change one by one. `due` is the time of its next look. Each look
-    reads up to SLICE records; while the reader is `behind`, a lookup by path reads that record at once.
+    reads up to SLICE records; while the reader is `behind`, get() of a path reads that record at once.
     """
 
     def __init__(self, directory: Path, dataset: str, parse: Parse[T], *, patient: bool = False) -> None:
@@ -281,16 +276,7 @@ def _stamp_of(path: Path) -> Stamp | None:
     return about.st_dev, about.st_ino, about.st_mtime_ns
 
 
-class CachedRecord(Generic[T]):
-    """Caches the result of `parse`, which reads one record, until its file is replaced or removed."""
-
-    def __init__(self, file: Path, parse: Callable[[], T]) -> None:
-        self._file, self._parse = file, parse
-        self._last: tuple[Stamp | None, T] | None = None
-
-    def read(self) -> T:
-        """Returns the parsed record: the same object until the file changes."""
-        stamp = _stamp_of(self._file)
-        if self._last is None or self._last[0] != stamp:
-            self._last = stamp, self._parse()
-        return self._last[1]
+def when_changed(file: Path, parse: Callable[[], T]) -> Callable[[], T]:
+    """Returns a reader of one record that parses it only after its file was replaced or removed."""
+    cached = lru_cache(maxsize=1)(lambda stamp: parse())
+    return lambda: cached(_stamp_of(file))

@@ -47,24 +47,21 @@ class Worklist(Generic[L]):
 
     def __init__(self, rules: Rules[L], receipts: Mapping[str, Receipt]) -> None:
         self._rules, self._receipts = rules, receipts
-        self.listed: Mapping[str, L] = {}  # the files within dataset.limit.files
-        self.selected: Mapping[str, L] = {}  # the listed files to have now
-        self.reasked: dict[str, L] = {}  # files that are no longer listed and have to be fetched again
-        self.pending: dict[str, L] = {}  # the files with work to do
-        self.counts = Counter(dict.fromkeys(rules.states, 0))  # listed files by state
-        # Of the selected files; of the pending files that are still to arrive.
-        self.bytes = self.bytes_left = 0
-        self._states: dict[str, str] = {}
-        self._left: dict[str, int] = {}
+        self.take({}, {})
 
     def take(self, listed: Mapping[str, L], selected: Mapping[str, L]) -> None:
         """Replaces the listing and the selection."""
-        self.listed, self.selected = listed, selected
-        self.counts = Counter(dict.fromkeys(self._rules.states, 0))
-        self.pending, self._states, self._left, self.bytes_left = {}, {}, {}, 0
+        self.listed = listed  # the files within dataset.limit.files
+        self.selected = selected  # the listed files to have now
+        self.pending: dict[str, L] = {}  # the files with work to do
+        self.counts = Counter(dict.fromkeys(self._rules.states, 0))  # listed files by state
         self.bytes = sum(each.size or 0 for each in selected.values())
+        self.bytes_left = 0  # of the pending files that are still to arrive
+        self._states: dict[str, str] = {}
+        self._left: dict[str, int] = {}
         others = (receipt for path, receipt in self._receipts.items() if path not in listed)
         again = ((receipt.path, self._rules.wanted_again(receipt)) for receipt in others)
+        # Files that are no longer listed and have to be fetched again.
         self.reasked = {path: file for path, file in again if file is not None}
         for path, file in {**self.reasked, **listed}.items():
             self._put(path, file)

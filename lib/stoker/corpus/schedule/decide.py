@@ -24,7 +24,7 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
     return (
         *_duplicates(situation),
         *_lost_contents(situation),
-        *_quarantines(situation, now),
+        *situation.starts("quarantine", sorted(situation.convicted), now),
         *_proofs(situation, now),
         *situation.starts("stage", stageable(situation, now), now),
         *situation.starts("build", buildable(situation, now), now),
@@ -33,11 +33,7 @@ def decide(situation: Situation, now: float) -> tuple[Action, ...]:
 
 
 def stale(situation: Situation) -> Iterator[Action]:
-    """Yields actions for records that disagree with their receipt on the content or the fetch's fate.
-
-    Duplicates of a content that has lost its shard set start over too: the file that the set was built from
-    may be gone or changed by now, while theirs is here.
-    """
+    """Yields actions for records that disagree with their receipt on the content or the fetch's fate."""
     catalog, receipts = situation.sources, situation.receipts
     for path in receipts if situation.differing is None else sorted(situation.differing):
         source, receipt = catalog.get(path), receipts.get(path)
@@ -50,25 +46,10 @@ def stale(situation: Situation) -> Iterator[Action]:
         elif source is None:
             if path not in situation.beyond:
                 yield Action("restart", path)
-        elif _is_unrecorded(situation, source):
+        elif path in situation.unrecorded:
             continue  # its set is proven first, and then kept as a former content
         elif source.sha256 != receipt.sha256 or source.never_came:
             yield Action("replace" if source.state in PUBLISHED else "restart", path)
-    for path in chain.from_iterable(catalog.unsettled):
-        source, receipt = catalog[path], receipts.get(path)
-        if source.state != "duplicate" or catalog.owner(source.sha256) is not None or path in situation.busy:
-            continue
-        if receipt is not None and receipt.usable and receipt.sha256 == source.sha256:
-            yield Action("restart", path)
-
-
-def _is_unrecorded(situation: Situation, source: Source) -> bool:
-    """Whether its set was published and not recorded before a crash: a restart now would orphan the set."""
-    return (
-        source.state in OPEN
-        and situation.is_published(source)
-        and situation.sources.owner(source.sha256) is None
-    )
 
 
 def differs(source: Source | None, receipt: Receipt | None) -> bool:
@@ -93,12 +74,21 @@ def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> I
 
 
 def _duplicates(situation: Situation) -> Iterator[Action]:
+    """Yields open sources of a content that has a set, and duplicates of a content that has lost its set.
+
+    The latter start over: the file that the set was built from may be gone or changed, while theirs is here.
+    """
     catalog = situation.sources
-    for paths in catalog.unsettled:
-        owner = next((path for path in paths if catalog[path].state in PUBLISHED), None)
-        for path in paths if owner is not None else ():
-            if catalog[path].state in OPEN and path not in situation.busy:
-                yield Action("duplicate", path, str(owner))
+    for path in chain.from_iterable(catalog.unsettled):
+        source, receipt = catalog[path], situation.receipts.get(path)
+        owner = catalog.owner(source.sha256)
+        is_here = receipt is not None and receipt.usable and receipt.sha256 == source.sha256
+        if path in situation.busy:
+            continue
+        if owner is not None and source.state in OPEN:
+            yield Action("duplicate", path, owner)
+        elif owner is None and source.state == "duplicate" and is_here:
+            yield Action("restart", path)
 
 
 def _lost_contents(situation: Situation) -> Iterator[Action]:
@@ -112,23 +102,16 @@ def _lost_contents(situation: Situation) -> Iterator[Action]:
         if source.state != "seen" or found or situation.is_published(source):
             continue
         others = (catalog[other] for other in catalog.with_content(source.sha256) if other != path)
-        if all(_has_no_file_any_more(other) for other in others):
+        if not any(each.has_file and (each.state != "quarantined" or each.never_came) for each in others):
             yield Action("give_up_content", path)
-
-
-def _has_no_file_any_more(source: Source) -> bool:
-    return not source.has_file or (source.state == "quarantined" and not source.never_came)
 
 
 def _proofs(situation: Situation, now: float) -> Iterator[Action]:
     """Yields proofs of the sets on hot without a record, and of the sets that were requested to be proven."""
-    catalog, key_of = situation.sources, situation.key_of
-    if key_of is not None:
-        asked = (path for path in situation.to_prove if catalog[path].state in PUBLISHED)
-        paths = (*catalog.open_with(situation.published, key_of), *sorted(asked))
-        there = (path for path in paths if situation.is_published(catalog[path]))
-        free = (path for path in there if situation.allows("prove", path, now))
-        yield from situation.starts("prove", situation.unclaimed(free), now)
+    published = (path for path in situation.to_prove if situation.sources[path].state in PUBLISHED)
+    asked = (path for path in sorted(published) if situation.is_published(situation.sources[path]))
+    free = (path for path in (*situation.unrecorded, *asked) if situation.allows("prove", path, now))
+    yield from situation.starts("prove", situation.unclaimed(free), now)
 
 
 def stageable(situation: Situation, now: float) -> list[str]:
@@ -189,12 +172,6 @@ def buildable(situation: Situation, now: float) -> list[str]:
 
     paths = (one.path for one in sorted(ready, key=order))
     return list(islice(situation.unclaimed(paths), situation.slots("build")))
-
-
-def _quarantines(situation: Situation, now: float) -> Iterator[Action]:
-    for path in sorted(situation.convicted):
-        if situation.allows("quarantine", path, now):
-            yield Action("quarantine", path)
 
 
 def _releases(situation: Situation, now: float) -> Iterator[Action]:

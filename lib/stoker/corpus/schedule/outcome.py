@@ -21,26 +21,14 @@ _MACHINE_CODES = (69, 74, 75, 78)
 SCARCE_BYTES = 64 << 20  # an abort with less memory to spare counts as a failed allocation
 FULL_BYTES = 1 << 16  # a disk with less free is full, whatever the error's name
 
-Kind = Literal[
-    "done",
-    "bad",
-    "changed",
-    "recycled",
-    "outgrown",
-    "out_of_memory",
-    "over_memory",
-    "killed",
-    "stalled",
-    "silent",
-    "disk_full",
-    "storage",
-    "died",
-    "again",
+Finished = Literal["done", "bad", "changed", "recycled", "outgrown"]
+Ended = Literal[
+    "out_of_memory", "over_memory", "killed", "stalled", "silent", "disk_full", "storage", "died", "again"
 ]
-
+Kind = Finished | Ended
 
 # The kind and the reason for the status of a finished worker.
-_FINISHED: Mapping[str, tuple[Kind, str]] = {
+_FINISHED: Mapping[str, tuple[Finished, str]] = {
     "bad": ("bad", ""),
     "changed": ("changed", "its content is not what the receipt says"),
     "mismatch": ("changed", "its content is not what the receipt says"),
@@ -58,9 +46,6 @@ class Evidence:
     free_bytes: int | None = None  # of the disk it writes to
 
 
-NO_EVIDENCE = Evidence()
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a job ended: only `died` counts against the file.
@@ -76,18 +61,18 @@ class Outcome:
     code: int | None = None  # exit code of a failed worker
 
 
-def judge(ended: WorkerExit, evidence: Evidence = NO_EVIDENCE) -> Outcome:
+def judge(ended: WorkerExit, evidence: Evidence) -> Outcome:
     """Classifies the end of any corpus or shard worker."""
     result, error = ended.result, ended.error or {}
     if ended.kind == "finished" and result is not None:
-        kind, reason = _FINISHED.get(str(result.get("status")), ("done", ""))
-        return Outcome(kind, str(result["reason"]) if kind == "bad" else reason, result)
+        status, reason = _FINISHED.get(str(result.get("status")), ("done", ""))
+        return Outcome(status, str(result["reason"]) if status == "bad" else reason, result)
     kind, more = _cause(ended, error, evidence)
     reason = (ended.reason() or str(error.get("type", ""))) + more
     return Outcome(kind, reason, error=str(error.get("type", "")), code=ended.code)
 
 
-def _cause(ended: WorkerExit, error: Mapping[str, Any], evidence: Evidence) -> tuple[Kind, str]:
+def _cause(ended: WorkerExit, error: Mapping[str, Any], evidence: Evidence) -> tuple[Ended, str]:
     """Returns why a worker did not finish, and the evidence to add to its own words."""
     spare, free, number = evidence.headroom_bytes, evidence.free_bytes, error.get("errno")
     match ended.kind:

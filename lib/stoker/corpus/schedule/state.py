@@ -94,6 +94,11 @@ class Situation:
         return self.key_of is not None and self.key_of(source.sha256)[:16] in self.published
 
     @cached_property
+    def unrecorded(self) -> list[str]:
+        """The open paths whose set is on hot: it was published, and not recorded before a crash."""
+        return [] if self.key_of is None else self.sources.open_with(self.published, self.key_of)
+
+    @cached_property
     def recallable(self) -> frozenset[str]:
         """The paths without a recorded set whose set is on warm and not on hot."""
         key_of, warm, sources = self.key_of, self.warm, self.sources

@@ -189,9 +189,8 @@ def reconcile_warm(
 
 def set_bytes(books: Books | None, token_bytes: int) -> int:
     """Returns the bytes of a published set, by its books."""
-    if books is None:
-        return FILES_BYTES
-    return int(books.tokens * token_bytes + (books.documents or 0) * _INDEX_BYTES + FILES_BYTES)
+    amount = Amount(1) if books is None else Amount(1, books.tokens, books.documents or 0)
+    return amount_bytes(amount, token_bytes)
 
 
 def amount_bytes(amount: Amount, token_bytes: int) -> int:
