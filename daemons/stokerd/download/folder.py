@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from stoker.config.units import format_duration
 from stoker.corpus.fetch.decide import Change, hashed, looked_at_again, refused
-from stoker.corpus.records.receipts import Unneeded, first
+from stoker.corpus.records.receipts import Unneeded
 from stoker.corpus.source.folder import (
     DEFAULT_INCLUDE,
     FileSeen,
@@ -130,7 +131,7 @@ class FolderSource(Source[Watched]):
 
     def take_files(self) -> None:
         """Updates the files to hash, and which of them are settling."""
-        files = first(self.watched, self.pipeline.dataset.limit.files)
+        files = dict(islice(self.watched.items(), self.pipeline.dataset.limit.files))
         where = "" if self.last.unreadable else f"the source folder {self.shown}"
         self.take_listing(files, files, where, held=self.watched)  # including files beyond dataset.limit
         pending = self.state.work.pending.values()

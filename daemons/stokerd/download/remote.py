@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from stoker.corpus.fetch import decide
@@ -15,7 +16,7 @@ from stoker.corpus.fetch.decide import Change, RemoteRules, Stretch, stretch_of
 from stoker.corpus.fetch.messages import Said, parse
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import LOCAL
-from stoker.corpus.records.receipts import Listing, Unneeded, first
+from stoker.corpus.records.receipts import Listing, Unneeded
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source as SourceRecord
 from stoker.corpus.records.sources import read_source
@@ -122,7 +123,7 @@ class RemoteSource(Source[RemoteFile]):
         for path, reason in listed.refused:
             self.warn_once("source_refused", path, reason)
         work = self.state.work
-        self._select(first(listed.files, self.pipeline.dataset.limit.files))
+        self._select(dict(islice(listed.files.items(), self.pipeline.dataset.limit.files)))
         for path, transfer in self.state.transfers.items():
             file, wish = work.pending.get(path), transfer.wish
             if file is None or wish is None or file.identity != wish.identity:

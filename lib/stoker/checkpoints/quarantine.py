@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.store.files import make_dir, move_durably, remove_tree
+from stoker.store.files import make_dir, move_durably, remove_tree, tree_bytes
 from stoker.store.record import new_id, utc_now, write_record
 
 PREFIX, REASON = "checkpoint-", "reason.json"
@@ -52,7 +51,7 @@ def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Pa
 
     The last stays whatever its size, unless `keep` is 0.
     """
-    left, sizes = list(places), {place: _tree_bytes(place) for place in places}
+    left, sizes = list(places), {place: tree_bytes(place) for place in places}
     while len(left) > keep or (len(left) > 1 and sum(sizes[place] for place in left) > keep_bytes):
         remove_tree(left.pop(0))
     return [place for place in places if place not in left]
@@ -67,9 +66,3 @@ def _sealed_at(place: Path) -> tuple[int, str]:
     # Where all checkpoints are bad, the newest is convicted first: the time of a conviction says nothing.
     checkpoints = (path for path in place.iterdir() if path.is_dir())
     return max((path.stat().st_mtime_ns for path in checkpoints), default=0), place.name
-
-
-def _tree_bytes(path: Path) -> int:
-    return sum(
-        (Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names
-    )

@@ -147,6 +147,15 @@ def remove_durably(path: Path) -> None:
         unlink_durably(path)
 
 
+def tree_bytes(path: Path) -> int:
+    """Returns the size of a file, or of all files below a directory."""
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum(
+        (Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names
+    )
+
+
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Writes all bytes: write(2) may write fewer than it is given."""
     view = memoryview(data)

@@ -20,7 +20,7 @@ from typing import Any
 
 from stoker.corpus.records.sources import EXCEEDS_DISK, TERMINAL, Source
 from stoker.store.errors import DataError, storage_errors
-from stoker.store.files import make_dir
+from stoker.store.files import make_dir, tree_bytes
 from stoker.store.record import RecordDamaged, read_record, utc_now, write_record
 
 REASON = "reason.json"
@@ -134,15 +134,6 @@ def kind_of(name: str) -> str:
     return kind if kind in KINDS else "other"
 
 
-def bytes_of(thing: Path) -> int:
-    """Returns the size of a file, or of all files below a directory."""
-    if thing.is_symlink() or not thing.is_dir():
-        return thing.lstat().st_size
-    return sum(
-        (Path(directory) / name).lstat().st_size for directory, _, names in os.walk(thing) for name in names
-    )
-
-
 def _read(folder: Path) -> Kept:
     try:
         body = read_record(folder / REASON)
@@ -153,7 +144,7 @@ def _read(folder: Path) -> Kept:
     about = (REASON, f".tmp-{REASON}")
     things = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(about))
     names = tuple(thing.name for thing in things)
-    return Kept(folder.name, kind_of(folder.name), names, sum(map(bytes_of, things)), body)
+    return Kept(folder.name, kind_of(folder.name), names, sum(map(tree_bytes, things)), body)
 
 
 def _seconds(text: str) -> float:
@@ -168,8 +159,6 @@ OVER_BYTES = "quarantine.keep_bytes are kept, and newer ones fill them"
 RELEASED = "its source was released, and has come to its end"
 
 CLOCK_SLACK_S = 60.0  # a smaller correction of the clock does not make a time invalid
-# Kinds outside this budget: checkpoints have their own rules, "other" is not Stoker's.
-_OTHERS = ("checkpoint", "other")
 _NEVER = {
     "checkpoint": "a checkpoint that was proven wrong is never released: a run goes on from the newest one "
     "that is proven. To look at it, open it where it lies",
@@ -195,7 +184,8 @@ def drops(
     files: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     for kept in things:
-        if kept.kind in _OTHERS or kept.path in busy:
+        # Checkpoints have their own rules, and "other" is not Stoker's.
+        if kept.kind in ("checkpoint", "other") or kept.path in busy:
             continue
         if kept.dropping is not None:
             yield kept, str(kept.dropping.get("why", ""))

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.quarantine.directory import REASON, bytes_of, mark, open_folder
+from stoker.corpus.quarantine.directory import REASON, mark, open_folder
 from stoker.kit.workers.child import Report, run_worker
 from stoker.store.direct import Progress, move
 from stoker.store.errors import FULL, StorageError
-from stoker.store.files import make_dir, remove_durably
+from stoker.store.files import make_dir, remove_durably, tree_bytes
 
 TOO_LARGE = "it is larger than quarantine.keep_bytes"
 NO_ROOM = "the state disk had no room for it"
@@ -41,7 +41,7 @@ def quarantine(
     folder = open_folder(directory, kind, name, reason)
     if not os.path.lexists(thing):
         return folder
-    size = bytes_of(thing)
+    size = tree_bytes(thing)
     why = TOO_LARGE if size > budget_bytes else ""
     try:
         if not why:

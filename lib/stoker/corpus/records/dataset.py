@@ -47,16 +47,12 @@ class DatasetPin:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DatasetPin:
         """Parses a record; raises KeyError, TypeError or ValueError where a field is missing or wrong."""
-        trained_on = record["tokenizer_trained_on"]
-        return cls(
-            **{"whole": record["complete"]}
-            | values_of(cls, record)
-            | {
-                "tokenizer": TokenizerPin(**record["tokenizer"]),
-                "tokenizer_trained_on": trained_on and tuple((path, sha256) for path, sha256 in trained_on),
-                "listing": tuple(map(sys.intern, record["listing"])),
-            }
-        )
+        values, trained_on = values_of(cls, record), record["tokenizer_trained_on"]
+        values["tokenizer"] = TokenizerPin(**record["tokenizer"])
+        values["tokenizer_trained_on"] = trained_on and tuple((path, sha256) for path, sha256 in trained_on)
+        values["listing"] = tuple(map(sys.intern, record["listing"]))
+        values.setdefault("whole", record["complete"])
+        return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         return body_of(self) | {"tokenizer": asdict(self.tokenizer)}

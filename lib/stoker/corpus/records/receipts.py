@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
 from stoker.corpus.records.record_dir import Damaged, ignore, read_records, when_changed
@@ -119,11 +118,6 @@ def listing_reader(layout: StateLayout, dataset: str) -> Callable[[], Listing | 
 def write_listing(layout: StateLayout, listing: Listing) -> None:
     """Writes the listing durably."""
     write_record(layout.listing(listing.dataset), listing.to_record())
-
-
-def first(things: Mapping[str, T], most: int | None) -> Mapping[str, T]:
-    """Returns the first `most` items; the mapping itself where it has no more."""
-    return things if most is None or most >= len(things) else dict(islice(things.items(), most))
 
 
 @dataclass(frozen=True)

@@ -215,16 +215,8 @@ class Source:
         formers = self.formers
         if self.state in PUBLISHED and sha256 != self.sha256:
             formers = (*(one for one in formers if one[0] != self.sha256), (self.sha256, self.size))
-        return Source(
-            self.dataset,
-            self.path,
-            size,
-            sha256,
-            reason=reason,
-            imported=self.imported,
-            former=self.former,
-            formers=formers,
-        )
+        fresh = Source(self.dataset, self.path, size, sha256, reason=reason)
+        return replace(fresh, imported=self.imported, former=self.former, formers=formers)
 
 
 def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:

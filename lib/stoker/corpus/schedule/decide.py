@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, islice
 
 from stoker.corpus.records.receipts import Demand, Receipt, ReceiptState, Unneeded
-from stoker.corpus.records.sources import OPEN, PUBLISHED, Source
+from stoker.corpus.records.sources import OPEN, PUBLISHED, Source, SourceState
 from stoker.corpus.schedule.state import Action, Situation
 
 
@@ -64,13 +64,12 @@ def differs(source: Source | None, receipt: Receipt | None) -> bool:
 def _give_up(situation: Situation, source: Source | None, receipt: Receipt) -> Iterator[Action]:
     """Yields how to give up a file that was not fetched, or rotted, and whose content has no shard set."""
     path = receipt.path
-    if source is None and path not in situation.beyond:
-        # Records of its content may show that its set exists.
+    if path in situation.beyond:
+        return
+    if source is None:  # records of its content may show that its set exists
         yield Action("restart" if receipt.sha256 else "give_up", path)
-    elif source is not None and source.state == "seen" and path not in situation.beyond:
-        found = situation.uncertain or path in situation.recallable or situation.is_published(source)
-        if not found and situation.sources.owner(source.sha256) is None:
-            yield Action("give_up", path)
+    elif source.state == "seen" and not situation.uncertain and not situation.has_set(source):
+        yield Action("give_up", path)
 
 
 def _duplicates(situation: Situation) -> Iterator[Action]:
@@ -117,9 +116,9 @@ def _proofs(situation: Situation, now: float) -> Iterator[Action]:
 def stageable(situation: Situation, now: float) -> list[str]:
     """Returns the paths to stage next within workers and queue, before the disk's room is considered."""
     limits, catalog = situation.limits, situation.sources
-    if now < situation.paused_until.get("stage", now):
-        return []
     most = situation.slots("stage")
+    if most == 0 or now < situation.paused_until.get("stage", now):
+        return []
     here = catalog.in_state("staged", "building")
     waiting = (source.path for source in here if source.path not in situation.shelved)
     ahead = {path for path in waiting if situation.busy.get(path) != "build"}
@@ -149,13 +148,9 @@ def stageable(situation: Situation, now: float) -> list[str]:
 def _may_stage(situation: Situation, source: Source, now: float) -> bool:
     """Whether a source waits only for its turn; the cheapest checks come first, as many sources may wait."""
     path, receipt = source.path, situation.receipts.get(source.path)
-    if source.state != "seen" or receipt is None or not receipt.usable:
+    if source.state != "seen" or receipt is None or not receipt.usable or path in situation.beyond:
         return False
-    if path in situation.recallable or path in situation.beyond:
-        return False
-    if not situation.allows("stage", path, now) or situation.sources.owner(source.sha256) is not None:
-        return False
-    return not situation.is_published(source)
+    return situation.allows("stage", path, now) and not situation.has_set(source)
 
 
 def buildable(situation: Situation, now: float) -> list[str]:
@@ -163,8 +158,8 @@ def buildable(situation: Situation, now: float) -> list[str]:
     if situation.key_of is None:
         return []
     here = situation.sources.in_state("staged", "building")
-    ready = [one for one in here if not situation.is_published(one)]
-    ready = [one for one in ready if situation.allows("build", one.path, now)]
+    free = [one for one in here if situation.allows("build", one.path, now)]
+    ready = [one for one in free if not situation.is_published(one)]
 
     def order(one: Source) -> tuple[object, ...]:
         is_outgrown, is_urgent = one.path in situation.outgrown, one.path in situation.urgent
@@ -175,10 +170,8 @@ def buildable(situation: Situation, now: float) -> list[str]:
 
 
 def _releases(situation: Situation, now: float) -> Iterator[Action]:
-    when, sources = situation.limits.release, situation.sources
-    if when == "never":
-        return
-    for source in sources.in_state("proven" if when == "after_proof" else "synced"):
+    when: Mapping[str, tuple[SourceState, ...]] = {"after_proof": ("proven",), "after_sync": ("synced",)}
+    for source in situation.sources.in_state(*when.get(situation.limits.release, ())):
         if not source.imported and situation.allows("release", source.path, now):
             yield Action("release", source.path)
 
@@ -267,14 +260,10 @@ def _is_missed(situation: Situation, source: Source) -> bool:
         return False
     if situation.key_of is None and path not in situation.wanted:
         return False  # its set may exist: that shows once the pin gives the names of sets
-    if path in situation.recallable or situation.is_published(source):
-        return False
     others = [catalog[other] for other in catalog.with_content(source.sha256) if other != path]
-    if catalog.owner(source.sha256) is not None or any(_comes(situation, other) for other in others):
+    if situation.has_set(source) or any(_comes(situation, other) for other in others):
         return False
-    if source.state == "seen":
-        return True
-    return all(other.state == "duplicate" or other.never_came for other in others)
+    return source.state == "seen" or all(other.state == "duplicate" or other.never_came for other in others)
 
 
 def _comes(situation: Situation, other: Source) -> bool:

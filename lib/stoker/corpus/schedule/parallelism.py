@@ -59,36 +59,31 @@ def builders_way(measure: Measure, builder_bytes: int, wanted: int) -> tuple[int
     One more builder takes `builder_bytes` of memory.
     """
     pressure, ahead_s, spare = measure.pressure, measure.ahead_s, measure.headroom_bytes
+    cpu, memory = pressure.cpu_some or 0.0, pressure.memory_some or 0.0
     if measure.building < wanted:
         return 0, ""
-    if _over(pressure.memory_some, MEMORY_HIGH):
-        return -1, f"{pressure.memory_some:.0%} of the time something waits for memory"
+    if memory > MEMORY_HIGH:
+        return -1, f"{memory:.0%} of the time something waits for memory"
     if spare < builder_bytes // 4:
         return -1, f"{spare >> 20} MiB of memory are to spare"
-    is_tight = pressure.idle_cpus < TIGHT_CPUS and _over(pressure.cpu_some, CPU_HIGH)
-    if is_tight and AHEAD_S < ahead_s < math.inf:
+    if pressure.idle_cpus < TIGHT_CPUS and cpu > CPU_HIGH and AHEAD_S < ahead_s < math.inf:
         return -1, f"CPUs are short, and what is built is enough for {ahead_s / 3600:.1f} h of training"
-    is_roomy = spare >= builder_bytes * 3 // 2 and not _over(pressure.memory_some, MEMORY_LOW)
-    if not measure.queued or not is_roomy:
+    if not measure.queued or spare < builder_bytes * 3 // 2 or memory > MEMORY_LOW:
         return 0, ""
     if ahead_s < SHORT_S:
         return 1, f"what is built is enough for {ahead_s / 60:.0f} min of training"
-    if pressure.idle_cpus >= IDLE_CPUS and not _over(pressure.cpu_some, CPU_HIGH):
+    if pressure.idle_cpus >= IDLE_CPUS and cpu <= CPU_HIGH:
         return 1, f"{measure.queued} files wait for a builder and {pressure.idle_cpus:.1f} CPUs are idle"
     return 0, ""
 
 
 def copies_way(measure: Measure, wanted: int) -> tuple[int, str]:
     """Returns the same for copies: more where builders wait for files, fewer where disks are overloaded."""
-    io_some, queued = measure.pressure.io_some, measure.queued
+    waits, queued = measure.pressure.io_some or 0.0, measure.queued
     if measure.copying < wanted:
         return 0, ""
-    if queued and _over(io_some, IO_HIGH):
-        return -1, f"{io_some:.0%} of the time something waits for a disk; {queued} files are ahead"
-    if not queued and measure.waiting and not _over(io_some, IO_LOW):
+    if queued and waits > IO_HIGH:
+        return -1, f"{waits:.0%} of the time something waits for a disk; {queued} files are ahead"
+    if not queued and measure.waiting and waits <= IO_LOW:
         return 1, f"no staged file waits for a builder, {measure.waiting} are to be brought"
     return 0, ""
-
-
-def _over(share: float | None, most: float) -> bool:
-    return share is not None and share > most

@@ -93,6 +93,11 @@ class Situation:
         """Whether a set of the source's content is on hot, under any path."""
         return self.key_of is not None and self.key_of(source.sha256)[:16] in self.published
 
+    def has_set(self, source: Source) -> bool:
+        """Whether a set of the source's content exists, under any path: on record, on hot or on warm."""
+        is_found = source.path in self.recallable or self.is_published(source)
+        return is_found or self.sources.owner(source.sha256) is not None
+
     @cached_property
     def unrecorded(self) -> list[str]:
         """The open paths whose set is on hot: it was published, and not recorded before a crash."""
