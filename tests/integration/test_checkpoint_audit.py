@@ -546,7 +546,7 @@ def test_a_forged_checkpoint_is_found(run: Run, changes: dict[str, Any], words: 
 
 def test_a_forged_checkpoint_that_agrees_with_itself_is_found_by_its_row(run: Run) -> None:
     reseal(run.layout.checkpoints / "step-000000020", tokens=2432, position=[0, 304])
-    assert any("line 21: step 20 stands at [0, 320]" in finding for finding in found(run))
+    assert any("line 21: step 20 has position [0, 320]" in finding for finding in found(run))
 
 
 def test_a_plan_that_forked_from_a_checkpoints_copy_is_found(run: Run) -> None:

@@ -264,7 +264,7 @@ def test_a_log_and_a_checkpoint_that_contradict_each_other_are_not_believed(
     run.train(5, 6)
     run.seal(position=[0, 29])
     code, words = refused(capsys, "batch", site.file, "main", 5)
-    assert (code, "step 5 stands at [0, 30], its checkpoint at [0, 29]" in words) == (65, True)
+    assert (code, "step 5 has position [0, 30], its checkpoint at [0, 29]" in words) == (65, True)
 
 
 def test_another_set_in_the_place_of_the_planned_one_is_not_read(

@@ -33,7 +33,7 @@ NO_FILE = "its shard set is gone, and no file has this content any more"
 _NOTHING_COMES = {
     DOWNLOAD_FAILED: "the event download_given_up says why it could not be fetched; it is tried again now "
     "and then",
-    SOURCE_ROTTEN: "the event source_rotten says what the file has now; it begins anew with a good copy",
+    SOURCE_ROTTEN: "the event source_rotten says what the file has now; a good copy starts it over",
 }
 
 

@@ -102,7 +102,7 @@ class Accounts:
             f"run {self.config.run} has trained to step {best}, and none of its checkpoints is left "
             f"whole: it does not begin again at step 0 by itself. Put a whole one back into "
             f"{self.run.checkpoints} (what was convicted lies in {self.layout.quarantine}/checkpoint-*, "
-            f"each with its reason.json), or begin anew on purpose: stoker rollback {self.file} 0"
+            f"each with its reason.json), or start over: stoker rollback {self.file} 0"
         )
 
     def steps(self, at: Checkpoint) -> int:

@@ -188,7 +188,7 @@ def _listed(run: Run, job: do.ListMirror, result: Result) -> None:
         place = warm.checkpoints(run.pipeline.train.run) if warm else ""
         raise DataError(
             f"{place} holds checkpoints of the runs {', '.join(foreign)}, and "
-            f"{run.layout.record} is missing; move away those that are not to be gone on with"
+            f"{run.layout.record} is missing; move away those that the run must not continue from"
         )
     mirror.looked([Mirrored.parse(copy) for copy in result["copies"]], time.monotonic())
     if job.need == "no":

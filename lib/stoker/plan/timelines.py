@@ -78,8 +78,8 @@ def parse_timelines(reading: LogReading, path: str) -> Timelines:
             raise DataError(f"{path}: entry {index}: {problem}") from problem
         if fork.number != index + 1 or not 0 <= fork.parent < fork.number:
             raise DataError(
-                f"{path}: entry {index}: timeline {fork.number} of parent {fork.parent} cannot stand there; "
-                f"timeline {index + 1} of an earlier one is due"
+                f"{path}: entry {index}: timeline {fork.number} of parent {fork.parent} is out of order; "
+                f"timeline {index + 1} of an earlier one is expected"
             )
         forks.append(fork)
     return Timelines(tuple(forks), tuple(reading.hashes))

@@ -194,7 +194,7 @@ class Training:
             )
             if not math.isfinite(found.loss):
                 raise DataError(
-                    f"the held-out loss at step {step} is {found.loss}: the model is of no use any more, and "
+                    f"the held-out loss at step {step} is {found.loss}: the model is useless and "
                     "is not saved. Roll back to a checkpoint from before it, or lower train.optimizer.lr"
                 )
             self.progress = replace(self.progress, val_loss=found.loss)

@@ -202,7 +202,7 @@ class Pinning:
             self._is_stay_recorded = True
             words = (
                 "these were built before dataset.limit left them out; they stay, for a plan may name them. "
-                "Another dataset.version starts anew"
+                "Another dataset.version starts over"
             )
             first = part.stayed[0]
             yield event("limit_below_slice", "warning", files=len(part.stayed), first=first, message=words)

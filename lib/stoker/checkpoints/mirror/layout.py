@@ -81,7 +81,7 @@ def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) 
         if expected and not mirror.is_dir():
             raise UnavailableError(
                 f"{mirror} is not there, but checkpoints were copied there before; mount the disk, or, if "
-                f"what it held is lost, make that directory: all is copied anew"
+                f"what it held is lost, make that directory: everything is copied again"
             )
     holder = read_contents(warm.owner_lock).purpose
     if holder.startswith("pipeline ") and not holder.startswith(f"pipeline {owner} "):

@@ -123,7 +123,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         tokens = f"tokens {window['tokens'][0]}-{window['tokens'][1] - 1}"
         yield f"{number:>4}  entry {window['entry']} (epoch {window['epoch']})  {place}  {tokens}"
         for part in window["sets"]:
-            source = part["source"] or "a source that is no more on record"
+            source = part["source"] or "a source that is no longer on record"
             warm = ", read from warm" if part["place"] == "warm" else ""
             yield f"      {source}  {_rows(part['documents'])}  set {part['set'][:16]}{warm}"
         if "text" in window:

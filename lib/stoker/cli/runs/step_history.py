@@ -89,7 +89,7 @@ class History:
         for step in made.keys() & sealed.keys():
             if linear(self.plan, made[step]) != linear(self.plan, sealed[step]):
                 raise DataError(
-                    f"{run.metrics}: step {step} stands at {made[step].as_list()}, its checkpoint at "
+                    f"{run.metrics}: step {step} has position {made[step].as_list()}, its checkpoint at "
                     f"{sealed[step].as_list()}; run `stoker audit` and restore the log"
                 )
         known = sorted({**sealed, **made, 0: START}.items())

@@ -112,7 +112,7 @@ def _engines_for(task: BuildTask) -> _Kept:
         if tokenizer.sha256 != task.build.tokenizer_sha256:
             raise DataError(
                 f"{task.tokenizer_file}: not the tokenizer this dataset is pinned to; "
-                "restore it, or raise dataset.version to build anew"
+                "restore it, or raise dataset.version to build again"
             )
         engines = Engines(tokenizer, fast=task.engine != HF_TOKENIZERS)
         give_back()

@@ -60,7 +60,7 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
     if os.path.lexists(target):
         raise UsageError(f"{target} exists; name a directory that is to be made, or remove this one")
     if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is not there; make it, or name another place")
+        raise UsageError(f"{target.parent} does not exist; make it, or name another place")
     found = os.statvfs(target.parent)
     if (free := found.f_bavail * found.f_frsize) < needed:
         raise StorageError(
@@ -69,7 +69,7 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
         )
     building = target.with_name(f"{TEMPORARY}{target.name}")
     make_dir(building)
-    with hold_directory(building, f"another export to {target} is at work; wait for it, or stop it"):
+    with hold_directory(building, f"another export to {target} is running; wait for it, or stop it"):
         try:
             for left in building.iterdir():
                 remove_durably(left)

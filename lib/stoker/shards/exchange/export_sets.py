@@ -97,6 +97,6 @@ def agree(sets: Sequence[OfferedSet]) -> None:
             mine, theirs = getattr(one.manifest, what), getattr(first.manifest, what)
             if mine != theirs:
                 raise DataError(
-                    f"{one.places[0]}: {what} {mine[:16]}, but {first.places[0]} has {theirs[:16]}: what two "
-                    "builds made does not belong into one export; name a pipeline file, or one set"
+                    f"{one.places[0]}: {what} {mine[:16]}, but {first.places[0]} has {theirs[:16]}: one "
+                    "export takes sets of one build; name a pipeline file, or one set"
                 )

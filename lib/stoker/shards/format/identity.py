@@ -65,7 +65,7 @@ class BuildParameters:
         if parameters.format_version != FORMAT_VERSION:
             raise DataError(
                 f"build parameters of format version {parameters.format_version}, this one builds "
-                f"{FORMAT_VERSION}; raise dataset.version to build anew"
+                f"{FORMAT_VERSION}; raise dataset.version to build again"
             )
         return parameters
 

@@ -63,12 +63,12 @@ def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
     if version < pin.version:
         text = (
             f"is {version}, but {name} is pinned at version {pin.version}: set it to {pin.version}, or "
-            "higher to build anew"
+            "higher to build again"
         )
         return [Fault(("dataset", "version"), text)]
     faults = []
     advice = (
-        f"to build the dataset anew set dataset.version to {version + 1} and train.run (now "
+        f"to build the dataset again, set dataset.version to {version + 1} and train.run (now "
         f"{pipeline.train.run}) to a new name, both at once, for a run stays with the dataset it began with; "
         "or undo the change"
     )

@@ -84,7 +84,7 @@ def read_frozen(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        advice = "the dataset's tokenizer is gone; restore it, or raise dataset.version to build anew"
+        advice = "the dataset's tokenizer is gone; restore it, or raise dataset.version to build again"
         raise FileNotFoundError(error.errno, advice, str(path)) from error
 
 

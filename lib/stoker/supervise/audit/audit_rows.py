@@ -108,7 +108,7 @@ def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, gro
             yield f"{where} says {row.tokens} tokens; {place}"
         sealed = ground.sealed.get(row.key, (row.tokens, row.position))
         if sealed != (row.tokens, row.position):
-            mine = f"{where} stands at {row.position.as_list()} with {row.tokens} tokens"
+            mine = f"{where} has position {row.position.as_list()} with {row.tokens} tokens"
             yield f"{mine}; its checkpoint at {sealed[1].as_list()} with {sealed[0]}"
         if row.step == step:
             continue  # reported already: the row is duplicated
