@@ -150,7 +150,12 @@ class TrainerRun:
             "vocab_size": VOCAB,
             "dtype": "uint16",
             "eot": 0,
-            "heldout": {"file": "heldout.bin", "sha256": hashlib.sha256(held).hexdigest(), "windows": 6},
+            "heldout": {
+                "file": str(self.layout.heldout),
+                "sha256": hashlib.sha256(held).hexdigest(),
+                "windows": 6,
+                "seq_len": SEQ_LEN,
+            },
             "run_record": {"v": 1, "run": "main", "run_id": "run-1"},
         }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.pipeline.output import is_due
+from stoker.cli.pipeline.events import is_due
 from stoker.cli.pipeline.run import Child, how_it_ended
 
 

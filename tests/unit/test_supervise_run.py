@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.pipeline.output import event_line
+from stoker.cli.pipeline.events import event_line
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.receipts import Listing, write_listing
 from stoker.corpus.records.sources import Source, write_source

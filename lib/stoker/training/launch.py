@@ -14,7 +14,8 @@ from stoker.store.record import read_record
 # Fields of the launch record that are passed on as they are.
 _AS_WRITTEN = (
     *("run", "run_id", "timeline", "config_digest", "seed", "steps", "seq_len", "global_batch", "precision"),
-    *("deterministic", "model", "optimizer", "schedule", "vocab_size", "dtype", "run_record"),
+    *("deterministic", "micro_batch", "threads", "model", "optimizer", "schedule", "vocab_size", "dtype"),
+    "run_record",
 )
 
 
@@ -92,7 +93,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
 
 
 def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, str]) -> Launch:
-    resume = environ.get("STOKER_RESUME_FROM")
+    resume, held = environ.get("STOKER_RESUME_FROM"), record["heldout"]
     return Launch(
         **{field: record[field] for field in _AS_WRITTEN},
         id=record["launch"],
@@ -101,24 +102,11 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         timelines=Path(environ.get("STOKER_TIMELINES") or layout.timelines),
         resume_from=Path(resume) if resume else None,
         until=record.get("until"),
-        micro_batch=None if record["micro_batch"] in (None, "auto") else int(record["micro_batch"]),
-        threads=None if record["threads"] in (None, "auto") else int(record["threads"]),
         evaluate_every=(record["evaluate"] or {}).get("every_steps"),
         checkpoint_every_s=record["checkpoint"]["every_s"],
         checkpoint_every_steps=record["checkpoint"]["every_steps"],
         shards_root=Path(record["shards_root"]),
         tokenizer_file=Path(record["tokenizer_file"]),
-        heldout=_heldout(record["heldout"], layout, record["seq_len"]),
-    )
-
-
-def _heldout(record: Mapping[str, Any] | None, layout: RunLayout, seq_len: int) -> Heldout | None:
-    """Returns the held-out file; None also where the validation data is shorter than a window."""
-    if not record or not record["windows"]:
-        return None
-    return Heldout(
-        layout.root / record.get("file", layout.heldout),
-        record["sha256"],
-        record["windows"],
-        record.get("seq_len", seq_len),
+        # Without windows the validation data is shorter than one.
+        heldout=Heldout(**{**held, "file": Path(held["file"])}) if held and held["windows"] else None,
     )

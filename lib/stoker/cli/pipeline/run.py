@@ -23,7 +23,7 @@ import click
 
 from stoker.cli.options import pipeline_file
 from stoker.cli.pipeline.config import checked
-from stoker.cli.pipeline.output import LABELS, Daemons, Output
+from stoker.cli.pipeline.events import LABELS, Daemons, Output
 from stoker.cli.pipeline.status import losses
 from stoker.config.schema import Pipeline
 from stoker.kit.exec import child_environment, launch_command

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from stoker.cli.options import counts, json_option, one_line, pipeline_file, plural, print_json
-from stoker.cli.pipeline.output import STDOUT, Daemons, state_colour
+from stoker.cli.pipeline.events import STDOUT, Daemons, state_colour
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.kit.terminal import BOLD, PHRASES, PLAIN, YELLOW, coloured, columns_of, cut_sums, fold, paint
