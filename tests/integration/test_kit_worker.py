@@ -191,11 +191,11 @@ def test_a_warm_worker_does_task_after_task_and_ends_with_its_input(start: Any) 
     worker = start({"do": "pid"}, module=WARM, keep_open=True)
     pids = []
     for _ in range(3):
-        done = wait_until(worker.take_done, what="the task's end")
+        done = wait_until(lambda: worker.hear()[1], what="the task's end")
         assert (done.kind, done.code) == ("finished", None)
         pids.append(done.result["pid"])
         worker.give({"do": "pid"})
-    wait_until(worker.take_done)
+    wait_until(lambda: worker.hear()[1])
     worker.close_input()
     ended, _ = run(worker)
     assert pids == [worker.pid] * 3
@@ -215,10 +215,10 @@ def test_an_error_ends_a_warm_worker_as_any_other(start: Any) -> None:
 
 def test_an_idle_worker_may_be_silent(start: Any) -> None:
     worker = start({"do": "pid"}, module=WARM, keep_open=True, bounds=Bounds(silent_s=30.0))
-    wait_until(worker.take_done)
+    wait_until(lambda: worker.hear()[1])
     assert worker.poll(time.monotonic() + 1000) is None and worker.stuck_s() == 0
     worker.give({"do": "pid"}, bounds=Bounds(silent_s=30.0))
-    assert wait_until(worker.take_done).kind == "finished"
+    assert wait_until(lambda: worker.hear()[1]).kind == "finished"
 
 
 def test_neither_a_word_nor_cpu_time_is_a_stall_and_computing_is_none(start: Any) -> None:
@@ -267,12 +267,12 @@ def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["{pid}", "--", "sh", "-c", "exit 5"], 5),
-        (["1", "--", "true"], 75),
-        (["{pid}", "--", "/no/such/command"], 127),
-        (["{pid}", "--", "/etc/passwd"], 126),
-        (["{pid}", "true"], 64),
-        (["x", "--", "true"], 64),
+        (["{pid}", "15", "--", "sh", "-c", "exit 5"], 5),
+        (["1", "15", "--", "true"], 75),
+        (["{pid}", "15", "--", "/no/such/command"], 127),
+        (["{pid}", "15", "--", "/etc/passwd"], 126),
+        (["{pid}", "--", "true"], 64),
+        (["x", "15", "--", "true"], 64),
     ],
 )
 def test_the_launcher_starts_only_a_child_of_the_parent_it_was_told(arguments: list[str], code: int) -> None:
@@ -283,7 +283,7 @@ def test_the_launcher_starts_only_a_child_of_the_parent_it_was_told(arguments: l
 
 def test_the_launcher_gives_sigpipe_back_its_meaning() -> None:
     probe = ["sh", "-c", "grep SigIgn /proc/self/status"]
-    command = [sys.executable, "-m", "stoker.kit.exec", str(os.getpid()), "--", *probe]
+    command = [sys.executable, "-m", "stoker.kit.exec", str(os.getpid()), "15", "--", *probe]
     ignored = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1], 16)
     assert not ignored & (1 << (signal.SIGPIPE - 1))
 

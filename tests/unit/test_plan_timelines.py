@@ -19,7 +19,7 @@ from stoker.plan.timelines import (
     skips,
 )
 from stoker.store.errors import DataError
-from stoker.store.log import ChainedLog, read_log_data
+from stoker.store.log import ChainedLog, read_log
 
 SKIP = (Position(0, 115200), Position(0, 116480))
 FORKS = (Timeline(1, 0, 900, (SKIP,), "non_finite"), Timeline(2, 1, 500, (), "operator"))
@@ -80,7 +80,7 @@ def test_lost_forks_come_back_from_a_copy_line_for_line(tmp_path: Path) -> None:
     here, copy = tmp_path / "timelines.jsonl", tmp_path / "copy.jsonl"
     write(copy, FORKS)
     write(here, FORKS[:1])
-    carried = parse_timelines(read_log_data(copy.read_bytes()), "the copy")
+    carried = parse_timelines(read_log(copy.read_bytes()), "the copy")
     assert restore_timelines(here, carried) == 1
     assert here.read_bytes() == copy.read_bytes()
     assert restore_timelines(here, carried) == 0

@@ -21,7 +21,7 @@ from stoker.store import requests as requests_module
 from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.files import sweep_temporaries
 from stoker.store.layout import DAEMONS, STAGE_SHARD, HotLayout, RuntimeLayout, StateLayout, runtime_dir
-from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log, read_log_data
+from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import (
     file_request,
@@ -137,7 +137,7 @@ class TestLogs:
 
     def test_a_missing_log_is_empty(self, tmp_path: Path) -> None:
         reading = read_log(tmp_path / "log")
-        assert (reading.entries, reading.head, reading.torn, reading.damage) == ((), GENESIS, 0, ())
+        assert (reading.entries, reading.head, reading.damage) == ((), GENESIS, ())
 
     def test_entries_are_chained_by_the_hash_of_the_line_before(self, tmp_path: Path) -> None:
         hashes = self.write(tmp_path / "log")
@@ -161,7 +161,6 @@ class TestLogs:
             kept = [0, 1, 2] if cut >= len(whole) - 1 else [0, 1]
             assert self.numbers(tmp_path / "log") == [*kept, 99, 100]
             assert reading.damage == ()
-            assert reading.torn == (1 if last < cut < len(whole) - 1 else 0)
 
     @pytest.mark.parametrize("size", [0, 65_000, 65_536, 140_000])
     def test_a_line_of_any_length_is_read_whole(self, tmp_path: Path, size: int) -> None:
@@ -174,13 +173,13 @@ class TestLogs:
             (1, size, 2),
             (2, size, 3),
         ]
-        assert (scan.head, scan.torn, scan.damage) == (log.head, 0, ())
+        assert (scan.head, scan.damage) == (log.head, ())
 
     def test_zeros_where_a_line_was_going_to_be_are_a_torn_line(self, tmp_path: Path) -> None:
         self.write(tmp_path / "log", 2)
         with (tmp_path / "log").open("ab") as file:
             file.write(bytes(80))
-        assert read_log(tmp_path / "log").torn == 1
+        assert read_log(tmp_path / "log").damage == ()
         ChainedLog(tmp_path / "log").append({"v": 1, "n": 2})
         assert self.numbers(tmp_path / "log") == [0, 1, 2]
         assert read_log(tmp_path / "log").damage == ()
@@ -189,8 +188,7 @@ class TestLogs:
         self.write(tmp_path / "log", 2)
         with (tmp_path / "log").open("ab") as file:
             file.write(b"#garbage\n")
-        for reading in (read_log(tmp_path / "log"), read_log_data((tmp_path / "log").read_bytes())):
-            assert reading.torn == 0
+        for reading in (read_log(tmp_path / "log"), read_log((tmp_path / "log").read_bytes())):
             assert reading.damage == ("line 3 does not parse, and is whole: it was changed or overwritten",)
         assert ChainedLog(tmp_path / "log").damage == reading.damage
 
@@ -199,7 +197,7 @@ class TestLogs:
         with (tmp_path / "log").open("ab") as file:
             file.write(bytes(64) + b'"prev":"00"}\n')
         reading = read_log(tmp_path / "log")
-        assert (reading.torn, reading.damage) == (1, ())
+        assert reading.damage == ()
         log = ChainedLog(tmp_path / "log")
         log.append({"n": 2})
         assert (log.damage, len(read_log(tmp_path / "log").entries)) == ((), 3)

@@ -16,7 +16,7 @@ from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
-from stoker.store.log import read_log_data
+from stoker.store.log import read_log
 from stoker.supervise import actions as do
 from stoker.supervise.mirror.inventory import PRUNE_AGAIN_S, MirrorState
 from stoker.supervise.run.record import Heldout
@@ -195,7 +195,7 @@ def _listed(run: Run, job: do.ListMirror, result: Result) -> None:
         return
     run.change(look="done", is_warm_awaited=False)
     if result["timelines"] is not None:  # no trainer runs now
-        lines = read_log_data(result["timelines"].encode())
+        lines = read_log(result["timelines"].encode())
         if lost := restore_timelines(run.layout.timelines, parse_timelines(lines, "the mirror's timelines")):
             run.events.record("timelines_restored", "warning", forks=lost, source="mirror")
 

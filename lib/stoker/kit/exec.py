@@ -1,8 +1,8 @@
-"""Ties children to their parent: `python -m stoker.kit.exec PPID -- CMD...` starts one that ends with it.
+"""Ties children to their parent: `python -m stoker.kit.exec PPID SIGNAL -- CMD...` starts one.
 
-The program sets the death signal (SIGTERM), checks that PPID is still the parent, then becomes CMD. Exit
-codes before CMD runs: 64 usage, 75 the parent is gone, 126 not executable, 127 not found. This module imports
-little because it is the first to run in every child.
+The program asks for SIGNAL at the end of its parent, checks that PPID is still the parent, then becomes CMD.
+Exit codes before CMD runs: 64 usage, 75 the parent is gone, 126 not executable, 127 not found. This module
+imports little because it is the first to run in every child.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-USAGE = "usage: python -m stoker.kit.exec PPID -- CMD [ARGUMENT...]"
+USAGE = "usage: python -m stoker.kit.exec PPID SIGNAL -- CMD [ARGUMENT...]"
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 # Variables that the service manager sets for the daemon, not for its children.
@@ -30,7 +30,7 @@ def _prctl(option: int, argument: int) -> None:
         raise OSError(code, f"prctl({option}, {argument}): {os.strerror(code)}")
 
 
-def set_death_signal(signum: signal.Signals) -> None:
+def set_death_signal(signum: int) -> None:
     """Asks the kernel for this signal when the thread that created this process ends.
 
     The setting survives exec, not fork. The parent may have ended before the call: compare os.getppid() with
@@ -50,21 +50,22 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**inherited, **(extra or {})}
 
 
-def launch_command(command: list[str]) -> list[str]:
+def launch_command(command: list[str], death: signal.Signals = signal.SIGTERM) -> list[str]:
     """Returns the command that starts `command` as a child of this process, through the exec launcher.
 
-    -P: a file in the working directory must not replace a module.
+    The child gets the signal `death` when this process ends. -P: a file in the working directory must not
+    replace a module.
     """
-    return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), "--", *command]
+    return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), str(death.value), "--", *command]
 
 
 def main(argv: list[str]) -> int:
     """Becomes the command; returns an exit code only when that fails."""
-    if len(argv) < 3 or not argv[0].isdigit() or argv[1] != "--":
+    if len(argv) < 4 or not argv[0].isdigit() or not argv[1].isdigit() or argv[2] != "--":
         print(USAGE, file=sys.stderr)
         return 64
-    parent, command = int(argv[0]), argv[2:]
-    set_death_signal(signal.SIGTERM)
+    parent, command = int(argv[0]), argv[3:]
+    set_death_signal(int(argv[1]))
     if os.getppid() != parent:  # the parent ended between fork and prctl: no signal would ever come
         print(f"stoker.kit.exec: parent {parent} is gone; not starting {command[0]}", file=sys.stderr)
         return 75

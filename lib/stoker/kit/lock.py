@@ -157,14 +157,9 @@ def read_contents(path: Path) -> Holder:
     except (OSError, ValueError):  # missing, or caught between two writes
         pass
     known: dict[str, Any] = contents if isinstance(contents, dict) else {}
-
-    pid = known.get("pid")
-    return Holder(
-        pid=pid if isinstance(pid, int) else None,
-        purpose=str(known.get("purpose", "")),
-        since=str(known.get("since", "")),
-        extra={k: v for k, v in known.items() if k not in ("pid", "start", "host", "purpose", "since")},
-    )
+    pid = known.pop("pid", None)
+    purpose, since = str(known.pop("purpose", "")), str(known.pop("since", ""))
+    return Holder(pid if isinstance(pid, int) else None, purpose, since, known)
 
 
 def read_holder(path: Path) -> Holder | None:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from stoker.store.errors import FULL, StorageError, storage_errors
 from stoker.store.files import move_durably, opened, unlink_durably
@@ -215,7 +215,7 @@ def copy(source: Path, target: Path, progress: Progress = lambda _: None) -> Non
         raise
 
 
-def move(source: Path, target: Path, progress: Progress = lambda _: None) -> Literal["rename", "copy"]:
+def move(source: Path, target: Path, progress: Progress = lambda _: None) -> None:
     """Moves a file durably, also to another file system; the source is unlinked after the target is durable.
 
     Raises FileExistsError where the target exists, else OSError.
@@ -226,13 +226,12 @@ def move(source: Path, target: Path, progress: Progress = lambda _: None) -> Lit
         if error.errno != errno.EXDEV:
             raise
     else:
-        return "rename"
+        return
     temporary = target.with_name(f".tmp-{target.name}")
     temporary.unlink(missing_ok=True)
     copy(source, temporary, progress)
     move_durably(temporary, target)
     unlink_durably(source)
-    return "copy"
 
 
 def _set_direct(descriptor: int, *, on: bool) -> bool:

@@ -30,34 +30,31 @@ GENESIS = "0" * 64
 
 @dataclass(frozen=True)
 class LogReading:
-    """The content of a log: valid entries, their hashes, the number of torn lines, damage as messages."""
+    """The content of a log: valid entries, their hashes, damage as messages."""
 
     entries: tuple[dict[str, Any], ...]
     hashes: tuple[str, ...]
     head: str
-    torn: int
     damage: tuple[str, ...]
 
 
-def read_log(path: Path, *, rotated: bool = False) -> LogReading:
-    """Reads a log; a missing file is an empty log.
+def read_log(log: Path | bytes, *, rotated: bool = False) -> LogReading:
+    """Reads a log, or its bytes; a missing file is an empty log.
 
     rotated=True is for logs written with rotate_bytes: reads the older file first, and accepts any `prev` of
     the first line, whose predecessor was rotated away.
     """
-    return LogScan(path, rotated=rotated).reading()
-
-
-def read_log_data(data: bytes) -> LogReading:
-    """Reads a log that was never rotated from its bytes."""
-    return LogScan(data).reading()
+    scan = LogScan(log, rotated=rotated)
+    found = list(scan)
+    entries, hashes = tuple(entry for entry, _ in found), tuple(digest for _, digest in found)
+    return LogReading(entries, hashes, scan.head, scan.damage)
 
 
 class LogScan:
     """Iterates once over a log's valid entries with their hashes, and keeps none in memory.
 
-    `line` is the number of the line just given, `last` its bytes and `head` its hash; `torn` and `damage`
-    (see LogReading) are complete once it is through.
+    `line` is the number of the line just given, `last` its bytes and `head` its hash; `damage` (see
+    LogReading) is complete once it is through.
     """
 
     def __init__(self, log: Path | bytes, *, rotated: bool = False) -> None:
@@ -65,7 +62,7 @@ class LogScan:
         self._lines = log.split(b"\n") if isinstance(log, bytes) else _lines(files)
         self._believe_first = rotated  # whatever the first line says that it chains to
         self.head = GENESIS
-        self.line = self.torn = 0
+        self.line = 0
         self.last: bytes | None = None
         self.damage: tuple[str, ...] = ()
 
@@ -78,9 +75,7 @@ class LogScan:
                 unparsed += bool(line)
                 has_zeros = b"\0" in line if line else has_zeros
                 continue
-            if self._believe_first or entry["prev"] == self.head:
-                self.torn += unparsed
-            else:
+            if not self._believe_first and entry["prev"] != self.head:
                 behind = f" (behind {unparsed} that do not parse)" if unparsed else ""
                 self.damage += (
                     f"line {self.line}{behind} chains to {entry['prev'][:16]}, but the line before it is "
@@ -92,14 +87,6 @@ class LogScan:
         if unparsed and not line and not has_zeros:  # nothing is behind the last newline: the line was whole
             changed = f"line {self.line - 1} does not parse, and is whole: it was changed or overwritten"
             self.damage += (changed,)
-        else:
-            self.torn += unparsed
-
-    def reading(self) -> LogReading:
-        """Returns the content of the whole log."""
-        found = list(self)
-        entries, hashes = tuple(entry for entry, _ in found), tuple(digest for _, digest in found)
-        return LogReading(entries, hashes, self.head, self.torn, self.damage)
 
 
 def lost_lines(path: Path | str, ours: Sequence[str], copy: Sequence[str]) -> range:

@@ -27,12 +27,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from stoker.kit.exec import set_death_signal
 from stoker.kit.process import readable
 from stoker.store.errors import UnavailableError
 from stoker.store.record import parse_json
 
-PARENT_VARIABLE = "STOKER_WORKER_PARENT"
 EVERY_S = 0.5  # between two messages about progress: a daemon reads them at any transfer speed
 ALIVE_EVERY_S = 5.0  # a worker silent for too long is judged hung
 LINE_LIMIT = 4 << 20  # bytes of one message, in either direction; a longer message is cut, and so is none
@@ -156,7 +154,6 @@ def run_worker(
     right for work that only reads. With many=True main is called for each task.
     """
     report = Report(_own_output(), stop_anywhere=stop_anywhere)
-    _end_with_parent()
     faulthandler.enable()  # a segfault leaves its stack in the stderr lines that the daemon keeps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C
     signal.set_wakeup_fd(report._wake_write, warn_on_full_buffer=False)
@@ -236,12 +233,3 @@ def _own_output() -> int:
     own = os.dup(1)  # close-on-exec, unlike 1
     os.dup2(2, 1)
     return own
-
-
-def _end_with_parent() -> None:
-    """Makes the kernel kill this process when its daemon ends; a worker started by hand has no daemon."""
-    expected = os.environ.pop(PARENT_VARIABLE, None)
-    if expected is not None:
-        set_death_signal(signal.SIGKILL)
-        if os.getppid() != int(expected):
-            os._exit(os.EX_TEMPFAIL)

@@ -149,7 +149,7 @@ class Worker:
         """Returns the messages since the last call, and the end of worker or task; enforces the bounds."""
         # In this order: messages that come with the end of a task belong to that task, and poll() reads, too.
         gone = self.poll(now)
-        ended = self.take_done() or gone
+        ended, self._done = self._done or gone, None
         return self.messages(), ended
 
     def messages(self) -> list[dict[str, Any]]:
@@ -161,12 +161,6 @@ class Worker:
     def has_news(self) -> bool:
         """Returns whether a message, a finished task or an end is waiting; enforces the bounds."""
         return self.poll() is not None or bool(self._messages or self._done)
-
-    def take_done(self) -> WorkerExit | None:
-        """Returns the end of a finished task, once; its process waits for the next task."""
-        self._pump()
-        done, self._done = self._done, None
-        return done
 
     def poll(self, now: float | None = None) -> WorkerExit | None:
         """Returns the exit after the worker ended, else None; enforces the bounds as of `now` (monotonic)."""

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.kit.exec import child_environment, launch_command
-from stoker.kit.workers.child import LINE_LIMIT, PARENT_VARIABLE, LineBuffer
+from stoker.kit.workers.child import LINE_LIMIT, LineBuffer
 from stoker.store.errors import Transient
 
 STDERR_LINES, STDERR_LINE_BYTES = 300, 4096  # enough for the stacks of a dozen threads
@@ -33,12 +34,12 @@ def launch(module: str, name: str, environ: Mapping[str, str]) -> subprocess.Pop
     """Starts `python -m module` with three pipes, as a worker of this process."""
     try:
         return subprocess.Popen(
-            launch_command([sys.executable, "-P", "-m", module]),
+            launch_command([sys.executable, "-P", "-m", module], signal.SIGKILL),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env=child_environment({**ONE_THREAD, **environ, PARENT_VARIABLE: str(os.getpid())}),
+            env=child_environment({**ONE_THREAD, **environ}),
             process_group=0,  # the daemon handles Ctrl-C; and a kill of the group ends the worker's helpers
         )
     except OSError as error:
