@@ -104,7 +104,7 @@ class BesiegedJob(Job):
         if found is None and late:
             found = self.siege.victim("worker") or self.siege.victim(self.daemon)
         if found is None:
-            time.sleep(0.005)
+            time.sleep(0.02)
             return None
         self._victim, self._struck = found
         return self._victim
@@ -154,7 +154,7 @@ class BesiegedJob(Job):
             if strace.where_killed(self.in_call.log) is not None:
                 return True
             self.siege.tend()
-            time.sleep(0.005)
+            time.sleep(0.02)
         return False
 
     def _attach(self) -> subprocess.Popen[bytes]:

@@ -294,7 +294,7 @@ def test_a_hot_disk_that_is_unmounted_is_waited_for(home: Path) -> None:
 
 
 MIB = 1 << 20
-HOT, FLOOR = 16 * MIB, 2 * MIB
+HOT, FLOOR = 8 * MIB, MIB
 
 
 def small(home: Path) -> DataPipeline:

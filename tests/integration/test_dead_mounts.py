@@ -25,18 +25,9 @@ TESTS = [
 def test_with_mounts_of_its_own(name: str, wants: str, tmp_path: Path) -> None:
     if "mounts" in wants and not fuse_is_here():
         pytest.skip(WHY_NO_FUSE)
-    words = [
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "",
-        "--basetemp",
-        str(tmp_path / "apart"),
-    ]
+    # Each starts a pytest of its own: without what they have no use for.
+    lean = [f"-pno:{plugin}" for plugin in ("cacheprovider", "hypothesispytest", "xdist", "anyio")]
+    words = ["-m", "pytest", "-q", "-x", "-m", "", *lean, "--noconftest", f"--basetemp={tmp_path / 'apart'}"]
     command = apart([sys.executable, *words, f"{THERE}::{name}"])
     if command is None:
         pytest.skip(WHY_NOT)

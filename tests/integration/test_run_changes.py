@@ -105,7 +105,7 @@ def test_a_plan_that_was_changed_is_refused_and_one_that_lost_its_end_is_healed(
         assert run.once().returncode == 0
 
 
-def test_a_new_run_begins_with_the_new_version_of_its_dataset_and_not_before_it_is_there(
+def test_another_build_of_a_version_is_refused_and_a_new_run_waits_for_the_next_version_and_begins_with_it(
     shard_sets: Path, finished: TrainPipeline, tmp_path: Path
 ) -> None:
     changed: dict[str, Any] = {
@@ -115,8 +115,10 @@ def test_a_new_run_begins_with_the_new_version_of_its_dataset_and_not_before_it_
     }
     home = tmp_path / "version"
     run = make_training(finished.data.home, home, **changed)
+    first, sets = run.data.pin(), run.data.sets()
     refused = run.data.once(STAGE_SHARD)
     assert refused.returncode == 78
+    assert run.data.pin() == first
     assert "dataset.version to 2 and train.run (now main) to a new name" in refused.stderr
 
     run = make_training(home, home, **changed, dataset__version=2, train__run="second")
@@ -138,5 +140,7 @@ def test_a_new_run_begins_with_the_new_version_of_its_dataset_and_not_before_it_
         for daemon in daemons:
             assert daemon.stop() == 0
     record, pin = read_record(second.record), run.data.pin()
+    assert pin.build_id != first.build_id and set(run.data.states().values()) == {"released"}
+    assert run.data.sets().items() >= sets.items() and len(run.data.sets()) == 2 * len(sets)
     assert (record["dataset_version"], record["build_id"]) == (2, pin.build_id)
     assert pin.tokenizer.vocab_size == record["vocab_size"] == 350

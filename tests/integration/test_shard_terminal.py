@@ -78,7 +78,7 @@ def test_later_files_join_by_themselves_and_a_drain_takes_what_is_there(tmp_path
 
 def test_a_stop_before_all_is_built_is_no_success(tmp_path: Path) -> None:
     data = make_pipeline(tmp_path)
-    for number in range(5):
+    for number in range(3):
         write_fineweb(data.source / f"{number}.parquet", 150, seed=number)
     data.receive()
     daemon = start_daemon(daemon_command("stage_shard", data.file, "--once"), tmp_path / "once.err")

@@ -242,7 +242,8 @@ def test_what_rots_before_it_is_built_is_set_aside_until_a_good_copy_comes(tmp_p
     good = (data.source / FILE).read_bytes()
     data.receive()
     rot(data.source / FILE)
-    again(data)  # finds it while staging, and disputes it
+    ended = data.once("stage_shard")  # finds it while staging, and disputes it
+    assert (ended.returncode, f" not finished: {FILE}" in ended.stderr) == (0, True), ended.stderr
     assert data.once("download_watchdog").returncode == 1
     again(data)
     source = data.sources()[FILE]

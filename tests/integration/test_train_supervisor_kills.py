@@ -27,7 +27,7 @@ def never_two(run: TrainPipeline) -> Iterator[None]:
     done, most = threading.Event(), [0]
 
     def look() -> None:
-        while not done.wait(0.05):
+        while not done.wait(0.1):
             # Found one after the other: the first may have ended before the second began.
             most[0] = max(most[0], sum(trainer.alive() for trainer in run.trainers()))
 

@@ -242,7 +242,7 @@ class SiegeJob(Job):
         if found is None and time.monotonic() > self._began + PATIENCE_S:
             found = self.siege.victim("worker")
         if found is None:
-            time.sleep(0.005)
+            time.sleep(0.02)
             return None
         self._struck = found[1]
         return found[0]
@@ -272,7 +272,7 @@ class SiegeJob(Job):
             if self.traced not in DAEMONS and (tracer is None or tracer.poll() is not None):
                 tracer = self._attach(strike)
             self.siege.tend()
-            time.sleep(0.01)
+            time.sleep(0.02)
         came = strace.where_killed(strike.log) is not None
         if tracer is not None:
             strace.let_go(tracer)
