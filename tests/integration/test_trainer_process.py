@@ -73,7 +73,7 @@ def test_a_stop_while_loading_ends_at_once_and_leaves_nothing(tmp_path: Path, in
     run = TrainerRun(tmp_path)
     run.plan(200)
     os.mkfifo(tmp_path / "never-written")  # it waits here at the latest, still loading
-    heldout = {"file": str(tmp_path / "never-written"), "sha256": "0" * 64, "windows": 6}
+    heldout = {"file": str(tmp_path / "never-written"), "sha256": "0" * 64, "windows": 6, "seq_len": 16}
     trainer = run.start(socket_path=inbox.path, heldout=heldout)
     wait_until(inbox.read, what="the first word")
     trainer.send_signal(signal.SIGTERM)
