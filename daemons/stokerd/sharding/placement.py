@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.corpus.records.sources import PUBLISHED, Source, tokens_of
+from stoker.corpus.records.sources import PUBLISHED, tokens_of
 from stoker.kit.daemon import DaemonContext
 from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.residency import Floors, ShardSet, next_use, to_evict, to_hydrate, urgency
@@ -83,10 +83,6 @@ class Placement:
         with contextlib.suppress(FileNotFoundError):
             for run in runs.iterdir():
                 self._context.waiter.watch(run)
-
-    def urgent(self) -> frozenset[str]:
-        """Returns the keys that a run waits for, whether or not a set of that key exists."""
-        return frozenset(urgency(self.holdings))
 
     @property
     def is_consumed(self) -> bool:
@@ -171,7 +167,10 @@ class Placement:
             for source in state.sources.values():
                 if source.state in PUBLISHED and source.key is not None and source.key not in paths:
                     paths[source.key] = source.path
-                    sets.append(_shard_set(state, source))
+                    # A set whose last move failed stays where it is until its retry time.
+                    is_movable = source.on_warm and source.path not in waits
+                    size, tokens = state.space.estimate.published(source), tokens_of(source.books, "train")
+                    sets.append(ShardSet(source.key, size, tokens, hot=source.hot, warm=is_movable))
             self._sets = asked, sets, paths
         return self._sets[1], self._sets[2]
 
@@ -179,13 +178,6 @@ class Placement:
 def _coming(state: State) -> set[str]:
     """Returns the keys of the sets that are being brought back."""
     return {str(state.sources[path].key) for path in state.doing("hydrate")}
-
-
-def _shard_set(state: State, source: Source) -> ShardSet:
-    # A set whose last move failed stays where it is until its retry time.
-    is_movable = source.on_warm and state.retries.allows(source.path)
-    size = state.space.estimate.published(source)
-    return ShardSet(str(source.key), size, tokens_of(source.books, "train"), hot=source.hot, warm=is_movable)
 
 
 def _fingerprint(runs: Path) -> object:

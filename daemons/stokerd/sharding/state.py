@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import cast
@@ -17,6 +17,7 @@ from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.loop import Retries
 from stoker.kit.workers.pool import Job, WorkerPool
+from stoker.plan.residency import urgency
 from stoker.store.files import TEMPORARY
 from stoker.store.layout import STAGE_SHARD
 from stokerd.sharding.activities import ACTIVITIES
@@ -184,7 +185,8 @@ class State:
         limits, alone, waiting = memory.plan(self)
         records.compare_touched()
         key_of = pinning.key_of()
-        urgent = self._urgent(key_of) | ({alone} if alone is not None else frozenset())
+        lost = {key[:KEY16] for key in urgency(self.placement.holdings)}  # unless a set of the key exists
+        urgent = [] if key_of is None else self.sources.open_with(lost, key_of)
         return Situation(
             receipts=records.receipts,
             sources=self.sources,
@@ -203,7 +205,7 @@ class State:
             paused_until={kind: self.pauses.until(kind, self) for kind in WRITERS},
             outgrown=self.space.outgrown.keys(),
             rooms=self.space.rooms(self, wanted, self.placement.wants.cold_bytes),
-            urgent=urgent,
+            urgent=frozenset((*urgent, alone) if alone is not None else urgent),
             warm=self._warm_contents(),
         )
 
@@ -217,13 +219,6 @@ class State:
         if records.only is not None:  # the tokenizer's files are staged even if the list omits them
             paths += (records.receipts.keys() | self.sources.keys()) - records.only - wanted
         return paths
-
-    def _urgent(self, key_of: Callable[[str], str] | None) -> frozenset[str]:
-        """Returns the paths whose sets a run waits for and that must be built again."""
-        keys = self.placement.urgent()
-        if not keys or key_of is None:
-            return frozenset()
-        return frozenset(self.sources.open_with({key[:KEY16] for key in keys}, key_of))
 
     def _warm_contents(self) -> WarmContents:
         """Returns the sets on warm, those wanted back, and the free space there."""

@@ -46,7 +46,6 @@ class SourceWork(Work):
     receipt: Receipt | None = None
     row_group: int | None = None
     reached: tuple[int, int] = (0, 0)
-    aside_key: str = ""  # the first digits of the key of a set that is put into quarantine
     is_asked: bool = False  # a proof of a published set, by request
 
 

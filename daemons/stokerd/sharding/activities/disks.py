@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN_S = 15.0
 LOOK_EVERY_S, MEASURE_EVERY_S = 30.0, 5.0
+# The events of a disk that goes away and comes back.
+AWAY: Mapping[str, tuple[str, str]] = {
+    "hot": ("list_failed", "list_succeeded"),
+    "warm": ("warm_unavailable", "warm_available"),
+}
 ON_HOT = {"staged", "building", *PUBLISHED}
 
 
@@ -161,9 +166,8 @@ class Disk:
             return self.why or f"waiting for the {self.place} directory {self.root} to answer"
         if self.is_writable:
             return ""
-        if self.place == "hot":
-            return f"the hot directory {self.root} is mounted read-only; remount it writable"
-        return f"the warm directory {self.root} is mounted read-only: no shard set is copied there"
+        words = f"the {self.place} directory {self.root} is mounted read-only; remount it writable"
+        return words if self.place == "hot" else f"{words}: until then no shard set is copied there"
 
 
 # List: owns a disk and brings the records in line with its contents
@@ -210,15 +214,13 @@ def _measured(state: State, disk: Disk) -> Iterator[Effect]:
     if disk.place == "hot" and not disk.fits and disk.size is not None:
         refuse(state.pipeline, disk_faults(state.pipeline, disk.size.total_bytes))
         disk.fits = True  # as of the start: a disk that shrinks later does not end the daemon
-    word = f"{disk.place}_read_only"
+    word, is_hot = f"{disk.place}_read_only", disk.place == "hot"
     if disk.is_writable:
-        yield AlertOver(word, tell="hot_writable" if disk.place == "hot" else "")
-    elif disk.place == "warm":
-        yield Alert(word, fields={"reason": f"{disk.trouble}; remount it writable"})
-    else:
-        yield Alert(word, level="error", fields={"reason": disk.trouble})
-        if state.context.once:
-            raise UnavailableError(disk.trouble)
+        yield AlertOver(word, tell="hot_writable" if is_hot else "")
+        return
+    yield Alert(word, level="error" if is_hot else "warning", fields={"reason": disk.trouble})
+    if is_hot and state.context.once:
+        raise UnavailableError(disk.trouble)
 
 
 def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
@@ -245,10 +247,8 @@ def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
             disk.discard(file, of=path)
     disk.gone = found.gone
     disk.looked(seen.published)
-    if is_hot:
-        yield AlertOver("list_failed", tell="list_succeeded")
-    else:
-        yield AlertOver("warm_unavailable", tell="warm_available", fields={"path": str(disk.root)})
+    away, back = AWAY[disk.place]
+    yield AlertOver(away, tell=back, fields={"path": str(disk.root)})
 
 
 def on_end(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
@@ -264,10 +264,9 @@ def on_end(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
 
 
 def _unavailable(disk: Disk, reason: str) -> Effect:
-    if disk.place == "hot":
-        return Alert("list_failed", fields={"reason": reason})
-    advice = "what is on hot is used, copies wait; it is tried again for ever"
-    return Alert("warm_unavailable", fields={"path": str(disk.root), "reason": f"{reason}; {advice}"})
+    if disk.place == "warm":
+        reason += "; what is on hot is used, copies wait; it is tried again for ever"
+    return Alert(AWAY[disk.place][0], fields={"path": str(disk.root), "reason": reason})
 
 
 def _missing(disk: Disk, outcome: Outcome) -> UnavailableError:

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
 SUBJECT = "/tokenizer"  # of the job; no source's path begins with a slash
+STAYED = (
+    "these were built before dataset.limit left them out; they stay, for a plan may name them. "
+    "Another dataset.version starts over"
+)
 
 
 class Pinning:
@@ -153,7 +157,10 @@ class Pinning:
             kept = named.union(part.paths)
             formers = (path for path in sources.formers if {path, str(sources[path].former)} & kept)
             files = {*part.paths, *formers}
-            yield from self._say_stayed(part)
+            if part.stayed and not self._is_stay_recorded:
+                self._is_stay_recorded = True
+                about = {"files": len(part.stayed), "first": part.stayed[0], "message": STAYED}
+                yield event("limit_below_slice", "warning", **about)
         elif listing is not None:  # keeps every path that reached its end, even if the listing dropped it
             ended = {one.path for one in sources.in_state(*TERMINAL)}
             files = {*listing.paths, *(ended | sources.formers.keys()) - sources.imported.keys()}
@@ -195,17 +202,6 @@ class Pinning:
             kept = [path for path in ended if sources[path].has_file]
             self._sliced = asked, slice_of(listing.paths, sources, self._limit, kept=kept)
         return self._sliced[1]
-
-    def _say_stayed(self, part: Slice) -> Iterator[Effect]:
-        """Records once that the limit would leave out files that were built as part of the slice."""
-        if part.stayed and not self._is_stay_recorded:
-            self._is_stay_recorded = True
-            words = (
-                "these were built before dataset.limit left them out; they stay, for a plan may name them. "
-                "Another dataset.version starts over"
-            )
-            first = part.stayed[0]
-            yield event("limit_below_slice", "warning", files=len(part.stayed), first=first, message=words)
 
 
 @functools.cache
