@@ -49,6 +49,10 @@ def take(state: State, action: Action) -> Iterator[Effect]:
     elif action.kind == "replace":
         yield from _keep_former(state, source)
         yield from _restart(state, path)
+    elif action.kind == "release":  # a crash before the removal: the next start finds the file left over
+        yield Write(source.moved("released"))
+        state.discard_parquet(source)
+        yield event("source_released", path=path)
     elif action.kind == "give_up_content":
         word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
         yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))

@@ -244,11 +244,13 @@ def consider_requests(state: State) -> Iterator[Effect]:
     for request in state.records.asked(PROVE_SET):
         key = str(request.args.get("key"))
         source = state.sources.get(state.sources.of_key(key[:KEY16]) or "")
-        if source is not None and source.key == key and source.hot:
-            waiting.setdefault(source.path, []).append(request)
+        if source is None or source.key != key:
+            reason = "no shard set of this key is on record"
+            yield Answer(request, {"verdict": "unknown", "reason": reason})
+        elif source.evicted:
+            yield Answer(request, {"verdict": "invalid", "reason": "the set is on warm only"})
         else:
-            reason = "no shard set of this key is on hot"
-            yield Answer(request, {"verdict": "invalid", "reason": reason})
+            waiting.setdefault(source.path, []).append(request)
     state.records.to_prove = waiting
 
 

@@ -1,4 +1,4 @@
-"""Stage, release and quarantine: the jobs on one source's file."""
+"""Stage and quarantine: the jobs on one source's file."""
 
 from __future__ import annotations
 
@@ -89,30 +89,6 @@ STAGE = ShardActivity(
     on_done=_staged,
     on_end=_not_staged,
     writes_to="hot",
-)
-
-
-# Release
-
-
-def _begin_release(state: State, path: str) -> Iterator[Effect]:
-    task = {"remove": [state.parquet(state.sources[path])], "disks": marks(state.hot)}
-    yield Begin(RELEASE, path, task, SourceWork())
-
-
-def _released(state: State, job: Job[SourceWork], _result: Message) -> Iterator[Effect]:
-    source = state.sources[job.subject]
-    yield Write(source.moved("released"))
-    yield event("source_released", path=source.path)
-    state.retries.succeeded(source.path)
-
-
-RELEASE = ShardActivity(
-    kind="release",
-    module="stoker.corpus.staging.cleanup_worker",
-    is_reusable=True,
-    begin=_begin_release,
-    on_done=_released,
 )
 
 
