@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stoker.config.schema import Pipeline
 from stoker.kit.process import ProcessId
 from stoker.store.errors import ConfigError, LockHeld, StorageError, storage_errors
 from stoker.store.record import parse_json, utc_now
+
+if TYPE_CHECKING:  # workers take locks, too, and stay small
+    from stoker.config.schema import Pipeline
 
 CONTENTS_LIMIT = 1 << 16
 # read_holder() takes a shared lock for an instant; that alone must not make a daemon refuse to start.
