@@ -57,9 +57,7 @@ def test_every_byte_is_true_through_faults_and_kills(refetching: bool, tmp_path:
     landing = tmp_path / "landing"
     task_changes = {
         "read_s": 0.5,
-        "head_s": 0.5,
         "min_rate": 20_000,
-        "window_s": 1.0,
         "attempts": 1000,
         "keep_files": 2,
     }

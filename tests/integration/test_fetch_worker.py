@@ -104,7 +104,7 @@ def test_what_lies_there_already_is_kept_when_right_and_fetched_again_when_not(
     assert worker.of("done", right.path)[0]["how"] == "kept" and hub.served("r.parquet") == 0
     assert worker.of("done", wrong.path)[0]["how"] == "fetched"
     assert content(landing, wrong) == noise(SIZE, 1) and theirs.read_bytes() == b"theirs"
-    told = worker.of("mismatch")[0]
+    told = worker.of("mismatch")[0]["about"]
     assert told["landed"] and Path(told["evidence"], "content").read_bytes() == noise(SIZE, 5)
 
 
@@ -115,14 +115,14 @@ def test_what_lies_there_already_is_kept_when_right_and_fetched_again_when_not(
     ("strike", "kind"),
     [
         (({"kind": "stall", "after": CUT}, {"read_s": 0.5}), "stalled"),
-        (({"kind": "trickle", "after": CUT, "seconds": 0.05}, {"min_rate": 50_000, "window_s": 1.0}), "slow"),
+        (({"kind": "trickle", "after": CUT, "seconds": 0.05}, {"min_rate": 50_000, "read_s": 1.0}), "slow"),
         (({"kind": "reset", "after": CUT}, {}), "broken"),
         (({"kind": "short", "after": CUT}, {}), "short"),
         (({"kind": "status", "on": "cdn", "code": 500}, {}), "server"),
         (({"kind": "status", "on": "resolve", "code": 502}, {}), "server"),
         (({"kind": "status", "on": "cdn", "code": 503, "retry_after": "0"}, {}), "server"),
         (({"kind": "status", "on": "resolve", "code": 429}, {}), "throttled"),
-        (({"kind": "slow_head", "on": "cdn"}, {"head_s": 0.3}), None),
+        (({"kind": "slow_head", "on": "cdn"}, {"read_s": 0.3}), None),
         (({"kind": "expired", "on": "resolve"}, {}), "expired"),
     ],
     ids=["stall", "trickle", "reset", "short", "500", "502", "503", "429", "slow head", "expired"],
@@ -178,7 +178,7 @@ def test_wrong_content_is_kept_as_evidence_counted_and_given_up_and_the_others_g
     failed = worker.until("failed")
     worker.until("done", count=2)
     assert (failed["path"], failed["class"]) == (always.path, "mismatch")
-    assert [each["count"] for each in worker.of("mismatch", "bad/a")] == [1, 2, 3]
+    assert [each["about"]["count"] for each in worker.of("mismatch", "bad/a")] == [1, 2, 3]
     assert content(landing, once) == noise(SIZE, 1) and not (landing / always.path).exists()
     kept = sorted((landing / EVIDENCE).iterdir())
     assert len(kept) == 2
@@ -256,7 +256,7 @@ def test_content_that_changed_half_way_is_fetched_from_its_start(
     worker.fetch(file)
     worker.until("done")
     assert content(landing, file) == noise(SIZE, 2)
-    assert worker.of("anew")[0]["dropped"] == CUT
+    assert worker.of("anew")[0]["bytes"] == CUT
     again = hub.requests("change")[-1]
     assert again["range"] == f"bytes={CUT}-" and again["if_range"].endswith('-0"')
 

@@ -107,7 +107,7 @@ def test_the_count_of_wrong_content_survives_a_kill(hub: LoopbackHub, landing: P
     worker = start(attempts=2)
     worker.fetch(file)
     worker.until("failed")
-    assert [each["count"] for each in worker.of("mismatch")] == [2]
+    assert [each["about"]["count"] for each in worker.of("mismatch")] == [2]
 
 
 # When the disk is not as it should be

@@ -61,7 +61,7 @@ def on_its_way(landing: Landing, file: RemoteFile = FILE, **changes: Any) -> tup
         tell=tell,
         **{
             "min_rate": 0,
-            "window_s": 60.0,
+            "read_s": 60.0,
             "floor": 0,
             "keep_files": 3,
             "keep_bytes": 1 << 20,
@@ -246,7 +246,7 @@ def test_the_sum_tells_when_what_was_written_is_wrong(landing: Landing) -> None:
     with pytest.raises(FetchFailed) as failed:
         file.attempt(the_rest(len(HALF)))
     assert failed.value.kind == "mismatch" and not (landing.root / "a").exists()
-    assert [each["count"] for each in said if each["kind"] == "mismatch"] == [1]
+    assert [each["about"]["count"] for each in said if each["kind"] == "mismatch"] == [1]
     again = the_rest(0)
     assert file.attempt(again).size == len(LARGE) and again.asked == (0, "")
 

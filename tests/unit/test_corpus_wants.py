@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stoker.corpus.fetch.decide import (
     RemoteRules,
-    is_complete,
+    parse,
     speaks_of,
     stretch_of,
 )
-from stoker.corpus.fetch.messages import parse
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.sources import Source as SourceRecord
+from stoker.corpus.records.worklist import Worklist
 from stoker.corpus.source.remote_listing import Listed, NotListed, listing_outcome
 from stoker.kit.workers.parent import WorkerExit
-from stokerd.download.failures import blame
+from stokerd.download.fetcher import blame
+from stokerd.download.source import Source
 from stokerd.download.state import Transfers
 from support.books import books_of
 from support.pipelines import make_pipeline
@@ -95,18 +97,28 @@ def test_what_is_not_listed_any_more_can_come_from_its_old_commit() -> None:
     assert RULES.wanted_again(receipt("disputed", etag="10-1-2")) is None
 
 
-def test_complete_needs_every_file_and_one_that_came() -> None:
-    files = {path: wanted(path) for path in ("a", "b", "c")}
-    book = {"a": receipt(), "b": receipt("released"), "c": receipt("given_up")}
-    assert is_complete(files, {"c": files["c"]}, book)
-    assert not is_complete(files, {"c": files["c"]}, {**book, "c": receipt("disputed")})
-    assert not is_complete(files, {"c": files["c"]}, {"a": receipt(), "b": receipt()})
-    other = receipt("given_up", etag=f"sha256:{OTHER}")
-    assert not is_complete(files, {"c": files["c"]}, {**book, "c": replace(other, sha256="")})
-    assert not is_complete({}, {}, {})
-    # Nothing but files that were given up: whatever is wrong is wrong with the source.
-    given_up = dict.fromkeys(files, receipt("given_up"))
-    assert not is_complete(files, files, given_up)
+@pytest.mark.parametrize(
+    ("states", "selected", "is_complete"),
+    [
+        ({"a": "verified", "b": "released", "c": "given_up"}, "abc", True),
+        ({"a": "verified", "b": "released", "c": "disputed"}, "abc", False),
+        ({"a": "verified", "b": "released"}, "abc", False),
+        ({"a": "verified", "b": "released"}, "ab", True),
+        ({}, "", False),
+        # Nothing but files that were given up: whatever is wrong is wrong with the source.
+        ({"a": "given_up", "b": "given_up", "c": "given_up"}, "abc", False),
+    ],
+)
+def test_complete_needs_every_file_and_one_that_came(
+    states: dict[str, ReceiptState], selected: str, is_complete: bool
+) -> None:
+    book = {
+        path: replace(receipt(to, file=f"/hot/landing/data/{path}"), path=path) for path, to in states.items()
+    }
+    work = Worklist(RULES, book)
+    work.take({path: wanted(path) for path in "abc"}, {path: wanted(path) for path in selected})
+    source: Any = SimpleNamespace(state=SimpleNamespace(work=work), is_whole=True)
+    assert Source.is_complete.fget(source) == is_complete  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +172,7 @@ def test_transfers_count_each_byte_once_and_show_who_is_at_work() -> None:
     told = transfers.how_far(1000, 500, 20.0)
     assert told == {"bytes_of": 1000, "bytes_done": 650, "rate_bytes_per_second": 2, "eta_s": 140}
     for path in "ab":
-        transfers.end(path)
+        transfers.pop(path)
     told = transfers.how_far(1000, 500, 20.0)  # all is here: no rate that fades away for a minute
     assert told == {"bytes_of": 1000, "bytes_done": 500, "rate_bytes_per_second": 0, "eta_s": None}
 
@@ -245,11 +257,11 @@ class TestStretch:
         listing = Listing("prose", tuple((path, 10) for path in "abcdefg"), complete=False, revision="r")
         books = books_of(1, rows=100)
         sources = {
-            path: Source("prose", path, 10, path * 64, state="released", key="k", books=books)
+            path: SourceRecord("prose", path, 10, path * 64, state="released", key="k", books=books)
             for path in built
         }
         found = stretch_of(listing, sources, pipeline)
-        return "".join(sorted(found.paths)), found.is_whole
+        return "".join(sorted(found[0])), found[1]
 
     def test_it_moves_with_what_is_counted_and_ends_with_the_slice(self, tmp_path: Path) -> None:
         assert self.stretch(tmp_path, "") == ("abc", False)

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.corpus.fetch.decide import (
     Change,
+    Said,
     accepted,
     disputed,
     fetched,
@@ -19,7 +20,6 @@ from stoker.corpus.fetch.decide import (
     removed,
     still_needed,
 )
-from stoker.corpus.fetch.messages import Said
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, ReceiptState, Unneeded
 from stoker.corpus.records.sources import Source, SourceState

@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -51,15 +50,9 @@ class FolderSource(Source[Watched]):
         self.is_looking = False
         self.found: dict[str, Watched] = {}  # by the present look
         self.watched: dict[str, Watched] = {}
-        self.settles: dict[str, float] = {}  # when each unsettled pending file will have settled
-        self.last = Look({}, polling="")  # the last look that saw the folder, without its files
+        self.polling = ""  # why only looks find changes
         self.is_confirmed = False  # whether a look after the last hash found no changes
         self.trouble = ""
-
-    @property
-    def is_complete(self) -> bool:
-        work = self.state.work
-        return not self.last.unreadable and bool(work.listed) and not work.pending
 
     # Listing
 
@@ -107,7 +100,7 @@ class FolderSource(Source[Watched]):
 
     def take_look(self, look: Look) -> None:
         """Records a finished look: changed, vanished and refused files."""
-        is_first, self.seen = not self.seen, True
+        self.seen = True
         for path, reason in look.refused:
             self.warn_once("source_refused", path, reason)
         for path, reason in look.unreadable:
@@ -115,27 +108,32 @@ class FolderSource(Source[Watched]):
         self._pause_or_go_on(look)
         if self.trouble:
             return
-        if look.polling and look.polling != self.last.polling:
+        if look.polling and look.polling != self.polling:
             every_s = round(self.look_every_s, 1)
             self.events.record("source_polled", path=self.shown, reason=look.polling, every_s=every_s)
         self.take_foreign(look.foreign, look.foreign_in_all)
         before, self.watched = self.watched, watch(self.watched, look.files.values(), time.monotonic())
+        was_whole, self.is_whole, self.polling = self.is_whole, not look.unreadable, look.polling
         self.is_confirmed = self.watched == before
-        is_whole = bool(look.unreadable) == bool(self.last.unreadable)
-        self.last = replace(look, files={})
-        if not self.is_confirmed or is_first or not is_whole:
+        if not self.listed or not self.is_confirmed or was_whole != self.is_whole:
             self.take_files()
-        if not look.unreadable:
+        if self.is_whole:
             gone = [path for path in self.state.receipts if path not in self.watched]
             self.tell_vanished(gone, "its receipt is kept")
 
     def take_files(self) -> None:
-        """Updates the files to hash, and which of them are settling."""
+        """Updates the files to hash; a file that was just written waits until it has settled."""
         files = dict(islice(self.watched.items(), self.pipeline.dataset.limit.files))
-        where = "" if self.last.unreadable else f"the source folder {self.shown}"
+        where = f"the source folder {self.shown}" if self.is_whole else ""
         self.take_listing(files, files, where, held=self.watched)  # including files beyond dataset.limit
         pending = self.state.work.pending.values()
-        self.settles = settling(pending, time.monotonic(), self.settle_s)
+        self.state.retries.not_before |= settling(pending, time.monotonic(), self.settle_s)
+
+    def _settling(self, now: float) -> dict[str, float]:
+        """Returns when each pending file that has not settled will have, monotonic seconds by path."""
+        retries, pending = self.state.retries, self.state.work.pending
+        due = {path: due for path, due in retries.not_before.items() if due > now and path in pending}
+        return {path: moment for path, moment in due.items() if not retries.failures(path)}
 
     def _pause_or_go_on(self, look: Look) -> None:
         self.trouble = look.trouble(self.shown, len(self.state.receipts))
@@ -160,14 +158,10 @@ class FolderSource(Source[Watched]):
     def bring(self) -> None:
         """Starts to hash stable files, at most download.files_at_once at once."""
         now = time.monotonic()
-        if self.settles and min(self.settles.values()) <= now:
-            self.settles = {path: due for path, due in self.settles.items() if due > now}
         state, slots = self.state, self.pipeline.download.files_at_once - len(self.state.transfers)
-        if self.trouble or slots <= 0 or len(state.work.pending) <= len(self.settles):
+        if self.trouble or slots <= 0:
             return
-        for watched in state.work.next(
-            slots, lambda path: path not in self.settles and state.may_begin(path, now)
-        ):
+        for watched in state.work.next(slots, lambda path: state.may_begin(path, now)):
             file = watched.file
             self.pool.start(self.hash, file.path, file.hash_task(self.shown), file)
             state.transfers.add(file.path, file.size, None)
@@ -179,16 +173,15 @@ class FolderSource(Source[Watched]):
         file: FileSeen = job.facts
         result, retries = ended.result or {}, self.state.retries
         self.is_confirmed = False
-        is_hashed = result.get("status") == "hashed"
-        if is_hashed:
+        if result.get("status") == "hashed":
             self.state.transfers.moved(file.path, file.size, 0)
-        self.state.transfers.end(file.path)
-        if is_hashed:
+            self.state.transfers.pop(file.path)
             self.state.try_again(file.path)
             place, before = file_of(self.shown, file.path), self.state.receipts.get(file.path)
             cached, sha256 = bool(result["cached"]), str(result["sha256"])
             self.apply(hashed(before, self.dataset, place, file, sha256, cached=cached))
             return
+        self.state.transfers.pop(file.path)
         wait_s = retries.failed(file.path)
         if self.context.once and retries.failures(file.path) >= HASH_TRIES_ONCE:
             self.state.given_up.add(file.path)
@@ -227,7 +220,8 @@ class FolderSource(Source[Watched]):
 
     def counts(self) -> dict[str, int]:
         counts, disputed = self.state.work.counts, self.state.paths["disputed"]
-        hashing, settles = len(self.state.transfers.keys() - disputed), len(self.settles.keys() - disputed)
+        hashing = len(self.state.transfers.keys() - disputed)
+        settles = len(self._settling(time.monotonic()).keys() - disputed)
         waiting = max(0, counts["waiting"] - hashing - settles)
         return {**counts, "settling": settles, "waiting": waiting, "hashing": hashing}
 
@@ -237,15 +231,15 @@ class FolderSource(Source[Watched]):
             **self.state.transfers.how_far(work.bytes, work.bytes_left, now),
             "waits": self._waits(now),
             "hashed_bytes": self.state.transfers.durable,
-            "polling": self.last.polling,
-            "watched": not self.last.polling and not self.trouble,
+            "polling": self.polling,
+            "watched": not self.polling and not self.trouble,
         }
 
     def _waits(self, now: float) -> str:
         """Returns the text of the wait for hashing: an empty source, or files that settle."""
-        if self.trouble or len(self.state.work.pending) > len(self.settles):
+        due = self._settling(now).values()
+        if self.trouble or len(self.state.work.pending) > len(due):
             return ""
-        due = [moment for moment in self.settles.values() if moment > now]
         if not due:
             return self.state.pauses.reason("listing")
         settle = format_duration(self.pipeline.stage.settle)
@@ -258,7 +252,7 @@ class FolderSource(Source[Watched]):
         due = now + self.look_every_s if self.is_looking else look
         if len(self.state.transfers) >= self.pipeline.download.files_at_once:
             return due
-        return min(due, self.state.next_retry(now), *self.settles.values())
+        return min(due, self.state.next_retry(now))
 
     # End of --once
 

@@ -12,10 +12,8 @@ from itertools import islice
 from typing import Any
 
 from stoker.corpus.fetch import decide
-from stoker.corpus.fetch.decide import Change, RemoteRules, Stretch, stretch_of
-from stoker.corpus.fetch.messages import Said, parse
+from stoker.corpus.fetch.decide import Change, RemoteRules, Said, parse, stretch_of
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import LOCAL
 from stoker.corpus.records.receipts import Listing, Unneeded
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source as SourceRecord
@@ -35,8 +33,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
-from stokerd.download.failures import FetchFailures
-from stokerd.download.fetcher import Fetcher
+from stokerd.download.fetcher import Fetcher, FetchFailures
 from stokerd.download.source import Source, some
 from stokerd.download.state import LISTER
 
@@ -64,7 +61,7 @@ class RemoteSource(Source[RemoteFile]):
         self.failures = FetchFailures(context, self.state, is_repo=self.repo is not None)
         # With a limit of rows or tokens: the files to have now, by the stage-shard loop's counts.
         self.is_bounded = bool(self.pipeline.dataset.limit.rows or self.pipeline.dataset.limit.tokens)
-        self.stretch = Stretch(frozenset(), is_whole=not self.is_bounded)
+        self.stretch, self.is_whole = frozenset[str](), not self.is_bounded
         self.stretch_due = 0.0
         self.source_records = RecordDir(
             self.layout.sources, self.dataset, SourceRecord.from_record, patient=True
@@ -73,11 +70,6 @@ class RemoteSource(Source[RemoteFile]):
     @property
     def trouble(self) -> str:
         return self.state.pauses.reason("landing", "access", "listing")
-
-    @property
-    def is_complete(self) -> bool:
-        work, is_whole = self.state.work, self.stretch.is_whole
-        return is_whole and decide.is_complete(work.selected, work.pending, self.state.receipts)
 
     # Listing
 
@@ -126,10 +118,16 @@ class RemoteSource(Source[RemoteFile]):
         self._select(dict(islice(listed.files.items(), self.pipeline.dataset.limit.files)))
         for path, transfer in self.state.transfers.items():
             file, wish = work.pending.get(path), transfer.wish
-            if file is None or wish is None or file.identity != wish.identity:
+            if (
+                file is None
+                or wish is None
+                or file.at(self.repo, wish.revision).url != wish.url
+                or (file.identity != wish.identity)
+            ):
                 self.fetcher.end()  # the next worker gets the files that are listed now
         if before != self.revision:
-            self.failures.listed_anew()
+            for path in self.state.paths["given_up"]:
+                self.state.try_again(path)
         receipts = self.state.receipts.items()
         gone = [path for path, receipt in receipts if path not in work.listed and receipt.usable]
         self.tell_vanished(gone, "it is not listed any more; its receipt is kept")
@@ -140,8 +138,8 @@ class RemoteSource(Source[RemoteFile]):
             self.stretch_due = time.monotonic() + STRETCH_EVERY_S
             files = tuple(self.sized(listed))
             listing = Listing(self.dataset, files, False, self.revision, self.origin)
-            self.stretch = stretch_of(listing, self.source_records.read(), self.pipeline)
-            selected = {path: file for path, file in listed.items() if path in self.stretch.paths}
+            self.stretch, self.is_whole = stretch_of(listing, self.source_records.read(), self.pipeline)
+            selected = {path: file for path, file in listed.items() if path in self.stretch}
         if listed is not self.state.work.listed or self.stretch != before:
             self.take_listing(listed, selected, f"the listing of {self.shown}")
 
@@ -208,9 +206,10 @@ class RemoteSource(Source[RemoteFile]):
                 self.failures.went_well(said.path)
                 self._change(decide.fetched, wish, said)
             case "failed" if wish is not None:
-                self._failed(wish, said)
+                if self.failures.failed(said):
+                    self._change(decide.given_up, wish)
             case "removed":
-                self.failures.removed()
+                self.state.pauses.end("removal")
                 self.apply(decide.removed(self.state.receipts.get(said.path)))
             case "not_removed":
                 self.failures.not_removed(said.path, said.reason)
@@ -224,18 +223,6 @@ class RemoteSource(Source[RemoteFile]):
     def _change(self, change: Callable[..., Change], file: RemoteFile, *more: Said) -> None:
         place = file_of(self.root, file.path)
         self.apply(change(self.state.receipts.get(file.path), self.dataset, place, file, *more))
-
-    def _failed(self, asked: RemoteFile, message: Said) -> None:
-        path, work = asked.path, self.state.work
-        wanted = work.selected.get(path) or work.reasked.get(path)
-        is_stale = wanted is not None and (wanted.identity, wanted.url or asked.url) != (
-            asked.identity,
-            asked.url,
-        )
-        if is_stale and message.cause not in LOCAL:
-            return  # another content has been listed since
-        if self.failures.failed(message) and wanted is not None:
-            self._change(decide.given_up, asked)
 
     # Demands of the stage-shard loop, and requests
 

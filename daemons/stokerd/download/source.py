@@ -6,7 +6,6 @@ It writes the receipts and the listing; a record is durable before its event.
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic
@@ -42,22 +41,20 @@ class Source(Generic[L]):
         self.look_every_s = min(30.0, max(1.0, self.pipeline.stage.settle / 3))
         self.look_due = 0.0  # monotonic seconds
         self.seen = False
+        self.is_whole = True  # whether `selected` are all the files that are ever to be had of the listing
         self.revision = self.origin = ""
         self.listed = 0  # number of listings
         self.listing_due = 0.0  # when the listing may be written again, monotonic seconds
         self._kept = (0, -1)  # `listed` and `changes` as of the written listing
         self._warned: set[tuple[str, ...]] = set()
-        self._gone: set[str] = set()
         self.foreign_files = 0
 
-    # Defined by each kind
-
     @property
-    @abstractmethod
     def is_complete(self) -> bool:
-        """Whether every file has a valid receipt."""
-
-    # Common to both kinds
+        """Whether every file to have has a valid receipt, or was given up, and at least one came."""
+        work = self.state.work
+        come = sum(work.counts.values()) - work.counts["waiting"] - work.counts["given_up"]
+        return self.is_whole and bool(work.selected) and not work.is_any_to_come and come > 0
 
     def is_drained(self) -> bool:
         """Whether --once has no work left: every file was brought, or tried often enough."""
@@ -97,13 +94,8 @@ class Source(Generic[L]):
 
     def tell_vanished(self, gone: Collection[str], reason: str) -> None:
         """Records files with a receipt that left the source, each once, at most VANISHED_SHOWN."""
-        new = sorted(set(gone) - self._gone)
-        self._gone = set(gone)
-        told = [(path, reason) for path in new[:VANISHED_SHOWN]]
-        if len(new) > VANISHED_SHOWN:
-            told.append(("", f"{len(new) - VANISHED_SHOWN} more files are not listed any more"))
-        for path, why in told:
-            self.events.record("source_vanished", level="warning", path=path, reason=why)
+        for path in sorted(gone)[:VANISHED_SHOWN]:
+            self.warn_once("source_vanished", path, reason)
 
     def take_foreign(self, foreign: Sequence[str], count: int) -> None:
         """Records another client's unfinished files when their number changes."""

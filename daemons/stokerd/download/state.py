@@ -6,10 +6,10 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal
 
-from stoker.corpus.fetch.messages import Said
+from stoker.corpus.fetch.decide import Said
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Receipt, ReceiptState
@@ -30,11 +30,8 @@ Subject = Literal["listing", "access", "landing", "disk", "removal", "server"]
 
 @dataclass(frozen=True)
 class Pause:
-    """A reason to wait. `alert` is its event, `about` distinguishes alerts of one event; `until` is the next
-    try in monotonic seconds."""
+    """A reason to wait; `until` is the next try in monotonic seconds."""
 
-    alert: str
-    about: str
     reason: str
     until: float
 
@@ -58,29 +55,24 @@ class Pauses:
         level: str = "warning",
         **fields: Any,
     ) -> None:
-        """Starts or extends a pause; without `until` each try waits longer."""
+        """Starts or extends a pause; without `until` each try waits longer.
+
+        `alert` is its event, and `about` distinguishes alerts of one event.
+        """
         if until is None:
             if self.tries.allows(subject):  # many files that fail together count as one failure
                 self.tries.failed(subject)
             until = self.tries.not_before[subject]
-        self._all[subject] = Pause(alert, about, reason, until)
+        self._all[subject] = Pause(reason, until)
         if math.isfinite(until):
             fields["retry_in_s"] = round(max(0.0, until - time.monotonic()), 1)
-        repeat = subject != "server"
-        self._alerts.raise_(alert, about, level=level, repeat=repeat, reason=reason, **fields)
+        self._alerts.raise_(alert, about, level=level, reason=reason, **fields)
 
     def end(self, subject: Subject, event: str = "", **fields: Any) -> None:
         """Ends a pause, if there is one, and records its end event."""
         self.tries.succeeded(subject)
-        if (pause := self._all.pop(subject, None)) is not None:
-            self._alerts.clear(pause.alert, pause.about)
-            if event:
-                self._events.record(event, **fields)
-
-    def hurry(self, subject: Subject) -> None:
-        """Makes the next try of a paused subject due now."""
-        if subject in self._all:
-            self._all[subject] = replace(self._all[subject], until=0.0)
+        if self._all.pop(subject, None) is not None and event:
+            self._events.record(event, **fields)
 
     def reason(self, *subjects: Subject) -> str:
         """Returns the reason of the first of these subjects that is paused; empty without one."""
@@ -144,11 +136,6 @@ class Transfers(dict[str, Transfer]):
         self.durable += max(0, done - file.bytes)
         self.received += max(0, received - file.received)
         file.bytes, file.received, file.in_hand = done, received, True
-
-    def end(self, path: str) -> RemoteFile | None:
-        """Removes a finished transfer; returns its request, None without one."""
-        file = self.pop(path, None)
-        return None if file is None else file.wish
 
     def to_come_bytes(self) -> int:
         """Returns the bytes that files in work still need, as far as their sizes are known."""

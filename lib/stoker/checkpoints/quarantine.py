@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.store.files import make_dir, move_durably, remove_tree, tree_bytes
+from stoker.store.files import drop_first, make_dir, move_durably
 from stoker.store.record import new_id, utc_now, write_record
 
 PREFIX, REASON = "checkpoint-", "reason.json"
@@ -44,17 +43,6 @@ def drop_over_budget(quarantine: Path, *, keep: int, keep_bytes: int) -> tuple[s
     """
     dropped = drop_first(quarantined(quarantine), keep=keep, keep_bytes=keep_bytes)
     return tuple(place.name for place in dropped)
-
-
-def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Path]:
-    """Removes directories from the front of the list until both limits hold; returns the removed ones.
-
-    The last stays whatever its size, unless `keep` is 0.
-    """
-    left, sizes = list(places), {place: tree_bytes(place) for place in places}
-    while len(left) > keep or (len(left) > 1 and sum(sizes[place] for place in left) > keep_bytes):
-        remove_tree(left.pop(0))
-    return [place for place in places if place not in left]
 
 
 def quarantined(quarantine: Path) -> list[Path]:

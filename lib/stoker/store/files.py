@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -282,3 +282,14 @@ def _open_below(folder: int, name: str, flags: int, path: Path) -> int:
             "there, or name the folder it leads to",
             error.errno,
         ) from error
+
+
+def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Path]:
+    """Removes directories from the front of the list until both limits hold; returns the removed ones.
+
+    The last stays whatever its size, unless `keep` is 0.
+    """
+    left, sizes = list(places), {place: tree_bytes(place) for place in places}
+    while len(left) > keep or (len(left) > 1 and sum(sizes[place] for place in left) > keep_bytes):
+        remove_tree(left.pop(0))
+    return [place for place in places if place not in left]

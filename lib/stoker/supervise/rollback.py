@@ -18,7 +18,6 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from stoker.checkpoints.format import TIMELINES_COPY
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.quarantine import drop_first
 from stoker.checkpoints.retention import abandoned, candidates, find_checkpoints
 from stoker.config.schema import Quarantine
 from stoker.corpus.records.sources import Source
@@ -34,7 +33,7 @@ from stoker.plan.timelines import (
     skips,
 )
 from stoker.store.errors import UsageError
-from stoker.store.files import make_dir, move_durably, unlink_durably
+from stoker.store.files import drop_first, make_dir, move_durably, unlink_durably
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.record import new_id

@@ -17,7 +17,7 @@ from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import pipeline_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
-from stoker.corpus.fetch.decide import VOUCHED, speaks_of
+from stoker.corpus.fetch.decide import speaks_of
 from stoker.corpus.http.client import Caller, Manners
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed, Kept, judge
@@ -104,7 +104,7 @@ def _standing(pipeline: Pipeline, file: RemoteFile, receipt: Receipt | None) -> 
     if pipeline.dataset.source.kind == "folder":
         is_true = known is not None and known.usable and known.file == str(place)
         return "here, verified" if is_true else "to be hashed", file.size
-    if known is not None and known.state in VOUCHED:
+    if known is not None and known.state != "disputed":
         kinds = {"verified": KINDS[0], "unproven": KINDS[0], "given_up": "given up"}
         return kinds.get(known.state, "released"), known.size if file.size is None else file.size
     try:

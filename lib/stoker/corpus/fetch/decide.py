@@ -5,13 +5,12 @@ Which files to fetch now, what a file's receipt becomes, and which event to reco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.fetch.messages import Said
 from stoker.corpus.http.hub import HubRepo
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.dataset import choose_training_set, slice_of
@@ -19,7 +18,41 @@ from stoker.corpus.records.receipts import Listing, Receipt, ReceiptState, Unnee
 from stoker.corpus.records.sources import TERMINAL, Source
 from stoker.corpus.source.folder import FileSeen, file_of, is_rot
 
-VOUCHED: frozenset[ReceiptState] = frozenset({"verified", "unproven", "releasing", "released", "given_up"})
+
+@dataclass(frozen=True)
+class Said:
+    """One message of the fetch worker: each kind has the fields in its docstring, `cause` for its class."""
+
+    kind: str
+    path: str = ""
+    bytes: int = 0
+    received: int = 0
+    offset: int = 0
+    # retry, failed, anew, not_removed
+    cause: str = ""
+    reason: str = ""
+    status: int | None = None
+    wait_s: float = 0.0
+    # done
+    how: str = ""
+    size: int = 0
+    sha256: str = ""
+    cached: bool = False
+    unproven: bool = False
+    fetched: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)  # of a mismatch, for its event
+    # ready
+    foreign: tuple[str, ...] = ()
+    device: int = 0
+
+
+def parse(message: Mapping[str, Any]) -> Said:
+    """Returns the message of a worker's line; raises TypeError for an unknown field."""
+    fields = {"cause" if name == "class" else name: value for name, value in message.items()}
+    return Said(**{**fields, "foreign": tuple(message.get("foreign", ()))})
+
+
+# Selection
 
 # bring: fetch the file, or hash it in place. release: write the intent to remove it, since other content is
 # wanted. remove: carry out an existing intent.
@@ -36,12 +69,6 @@ def speaks_of(receipt: Receipt, wanted: RemoteFile) -> bool:
 def landed_before(receipt: Receipt | None, wanted: RemoteFile) -> str | None:
     """Returns the recorded sha256 of the wanted content in the landing; None without a record."""
     return receipt.sha256 or None if receipt is not None and speaks_of(receipt, wanted) else None
-
-
-def is_settled(receipt: Receipt | None, wanted: RemoteFile) -> bool:
-    """Whether no bytes need to come for a wanted file: it is being removed, or was given up and is
-    retried rarely."""
-    return receipt is not None and receipt.state in ("releasing", "given_up") and speaks_of(receipt, wanted)
 
 
 class RemoteRules:
@@ -66,11 +93,12 @@ class RemoteRules:
         return "release" if here and receipt.state != "given_up" else "bring"
 
     def state_of(self, file: RemoteFile, receipt: Receipt | None) -> tuple[str, bool]:
-        """Implements Rules."""
+        """Implements Rules; no bytes come for a file that is being removed, or that is retried rarely."""
         is_pending = bool(self.step(file, receipt))
-        if receipt is None or (is_pending and receipt.state != "disputed" and not is_settled(receipt, file)):
+        if receipt is None or (is_pending and receipt.state != "disputed" and not speaks_of(receipt, file)):
             return "waiting", is_pending
-        return receipt.state, is_pending
+        is_to_come = is_pending and receipt.state not in ("disputed", "releasing", "given_up")
+        return "waiting" if is_to_come else receipt.state, is_pending
 
     def wanted_again(self, receipt: Receipt) -> RemoteFile | None:
         """Returns the request for a disputed file that is no longer listed; None if no address is known."""
@@ -80,35 +108,19 @@ class RemoteRules:
         return RemoteFile(receipt.path, receipt.size, receipt.etag).at(self._repo, receipt.revision)
 
 
-def is_complete(meant: Collection[str], still: Mapping[str, RemoteFile], book: Mapping[str, Receipt]) -> bool:
-    """Whether every wanted file has a valid receipt, and at least one came.
+def stretch_of(
+    listing: Listing, sources: Mapping[str, Source], pipeline: Pipeline
+) -> tuple[frozenset[str], bool]:
+    """Returns the paths to have now, and whether a limit of rows or tokens will never take more.
 
-    `still` are the open files; it may include files that are no longer wanted.
+    How many files fill the limit is known only as they are built, and fetching all that is listed would bring
+    a terabyte for ten million rows. So these are the files of a full slice, else those counted, and so many
+    after the first uncounted file.
     """
-    settled = (is_settled(book.get(path), each) for path, each in still.items() if path in meant)
-    if not meant or not all(settled):
-        return False
-    return any(path in book and book[path].state != "given_up" for path in meant)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The paths to have now; `is_whole`: the limit will never take more.
-
-    How many files fill a limit of rows or tokens is known only as they are built. Fetching all that is listed
-    would bring a terabyte for ten million rows.
-    """
-
-    paths: frozenset[str]
-    is_whole: bool
-
-
-def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeline) -> Stretch:
-    """Returns the files of a full slice, else those counted, and so many after the first uncounted file."""
     limit = pipeline.dataset.limit
     part = slice_of(listing.paths, sources, limit)
     if part.full:
-        return Stretch(frozenset(part.paths), is_whole=True)
+        return frozenset(part.paths), True
     order = sorted(listing.paths)[: limit.files]
     counted = {path for path in order if path in sources and sources[path].state in TERMINAL}
     ahead = pipeline.stage.queue_files + pipeline.download.files_at_once
@@ -117,7 +129,7 @@ def stretch_of(listing: Listing, sources: Mapping[str, Source], pipeline: Pipeli
     if training is not None:  # no file is built, and so counted, before all training files are here
         wanted |= choose_training_set(listing, sources, training.train_bytes).wanted.intersection(order)
     paths = frozenset(counted | wanted)
-    return Stretch(paths, is_whole=len(paths) == len(order))
+    return paths, len(paths) == len(order)
 
 
 # Receipts

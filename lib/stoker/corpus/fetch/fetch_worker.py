@@ -1,7 +1,7 @@
 """Worker that stays: fetches files over HTTP into the landing, several at once. Loads an HTTP client.
 
-task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", "window_s", "connect_s",
-       "read_s", "head_s", "commit_s", "backoff": [first_s, most_s], "attempts", "floor",
+task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", "connect_s",
+       "read_s", "commit_s", "backoff": [first_s, most_s], "attempts", "floor",
        "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file",
        "owner": the landing's owner, null without a check}
 input, one request per line: {"fetch": {a RemoteFile's fields}}; {"remove": path}: unlink a whole file
@@ -10,8 +10,9 @@ messages: {"kind": "ready", "foreign": [path], "device"} once, as the first; for
     {"kind": "start", "offset"}, and {"kind": "progress", "bytes", "received"}: `bytes` are durable now
     {"kind": "hashing", "bytes"}: a file already there is being read
     {"kind": "retry", "class", "reason", "status", "wait_s"}: the next try is after wait_s
-    {"kind": "anew", "dropped", "reason"}: the content differs from before, or from the written bytes
-    {"kind": "mismatch", "expected", "found", "count", "evidence", "landed"}: wrong content was set aside
+    {"kind": "anew", "bytes", "reason"}: the content differs from before, or from the written bytes
+    {"kind": "mismatch", "about": {"expected", "found", "count", "evidence", "landed"}}: wrong content was
+        set aside
     {"kind": "done", "how", "size", "sha256", "cached", "unproven", "fetched"} or
     {"kind": "failed", "class", "reason", "status"}: the end of a file
     {"kind": "removed"}, {"kind": "not_removed", "reason"}
@@ -46,7 +47,6 @@ from stoker.store.errors import StokerError, UnavailableError
 _TURN_S = 0.5
 _FOREIGN_SHOWN = 100
 _ALIVE_EVERY_S = 2.0
-_HASHING_EVERY_S = 1.0
 
 
 class Queue:
@@ -119,13 +119,12 @@ class FetchWorker:
         self._owned = self._landing.own(task["owner"]) if task.get("owner") else None
         self._queue, self._gone = Queue(), ""
         self._alive = paced(lambda: report("alive"), _ALIVE_EVERY_S)
-        self._hashing = paced(lambda fields: report("hashing", **fields), _HASHING_EVERY_S)
-        names = ("min_rate", "window_s", "floor", "keep_files", "keep_bytes")
+        names = ("min_rate", "read_s", "floor", "keep_files", "keep_bytes")
         limits = {name: task[name] for name in names}
-        self._terms = Terms(self._landing, Bandwidth(task["bandwidth"]), self._tell, **limits)
+        self._terms = Terms(self._landing, Bandwidth(task["bandwidth"]), report, **limits)
         hub = task["hub"] and HubRepo(**task["hub"])
         token = hub_token(task["token_file"]) if hub else None
-        manners = Manners(task["connect_s"], task["read_s"], hub, token, task["head_s"])
+        manners = Manners(task["connect_s"], task["read_s"], hub, token)
         self._callers = [Caller(manners) for _ in range(task["files_at_once"])]
 
     def run(self) -> dict[str, Any]:
@@ -204,13 +203,6 @@ class FetchWorker:
     def _end(self, file: FileFetch, kind: str, **fields: Any) -> None:
         self._queue.remove(file.file.path)
         self._report(kind, path=file.file.path, **fields)
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        """Passes on a file's report."""
-        if kind == "hashing":
-            self._hashing(fields)
-        else:
-            self._report(kind, **fields)
 
 
 if __name__ == "__main__":

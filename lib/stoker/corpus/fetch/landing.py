@@ -22,7 +22,7 @@ from stoker.corpus.http.retry_rules import Kept
 from stoker.corpus.source.folder import FOREIGN_SUFFIXES
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.errors import LockHeld, UnavailableError
-from stoker.store.files import inside, make_dir, move_durably, remove_tree, sweep_temporaries, unlink_durably
+from stoker.store.files import drop_first, inside, make_dir, move_durably, sweep_temporaries, unlink_durably
 from stoker.store.layout import LANDING_LOCK, record_name
 from stoker.store.record import RecordDamaged, new_id, read_record, utc_now, values_of, write_record
 
@@ -171,23 +171,17 @@ class Landing:
 
         Returns the new path, "" if the content was not kept.
         """
-        size = part_bytes(bad)
-        if not most_files or size > most_bytes:
+        if not most_files or part_bytes(bad) > most_bytes:
             unlink_durably(bad)
             return ""
         folder = self.root / EVIDENCE
         with self._naming:
-            make_dir(folder)
-            kept = sorted(folder.iterdir(), reverse=True)  # newest first
-            for number, place in enumerate(kept, 2):
-                size += sum(part_bytes(file) for file in place.iterdir())
-                if number > most_files or size > most_bytes:
-                    remove_tree(place)
             place = folder / f"{new_id()}-{record_name(self.dataset, path)}"
             make_dir(place)
             note = {"v": 1, "kind": "download", "path": path, "reason": "mismatch", "time": utc_now()}
             write_record(place / "reason.json", {**note, **about})
             move_durably(bad, place / CONTENT)
+            drop_first(sorted(folder.iterdir()), keep=most_files, keep_bytes=most_bytes)
         return str(place)
 
 

@@ -19,8 +19,10 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, resume_offset
 from stoker.corpus.source.hash_worker import Background
 from stoker.kit.loop import Backoff
+from stoker.kit.workers.child import paced
 from stoker.store.errors import FULL, UnavailableError
 
+HASHING_EVERY_S = 1.0
 _AWAY = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV, errno.ENOTCONN)
 
 Tell = Callable[..., None]
@@ -79,7 +81,7 @@ class Terms:
     bandwidth: Bandwidth
     tell: Tell
     min_rate: float
-    window_s: float
+    read_s: float
     floor: int
     keep_files: int
     keep_bytes: int
@@ -115,6 +117,9 @@ class FileFetch:
         self.received = 0  # bytes over the network, including repeated bytes
         self._terms, self._landing, self._tell = terms, terms.landing, terms.tell
         self._part = Part(file, terms.landing)
+        self._tell_hashing = paced(
+            lambda done: self._tell("hashing", path=file.path, bytes=done), HASHING_EVERY_S
+        )
         self._wake = threading.Event()  # set to end the present attempt
 
     def attempt(self, caller: Caller) -> Done:
@@ -178,7 +183,7 @@ class FileFetch:
     def _open(self) -> None:
         if rotten := self._part.open(self._hashing):
             reason = "what was kept is not what was written"
-            self._tell("anew", path=self.file.path, dropped=rotten, reason=reason)
+            self._tell("anew", path=self.file.path, bytes=rotten, reason=reason)
         self.failures["mismatch"] = max(self.failures["mismatch"], self._part.record.mismatches)
         self._tell("start", path=self.file.path, offset=self._part.size)
 
@@ -201,7 +206,7 @@ class FileFetch:
             self._take(answer.where, chunks, self.file.size if total is None else total)
 
     def _take(self, where: str, chunks: Iterator[bytes], total: int | None) -> None:
-        watch = RateWatch(self._terms.min_rate, self._terms.window_s)
+        watch = RateWatch(self._terms.min_rate, self._terms.read_s)
         read_from = time.monotonic()
         try:
             for chunk in chunks:
@@ -233,7 +238,7 @@ class FileFetch:
 
     def _restart(self, reason: str) -> None:
         if dropped := self._part.restart():
-            self._tell("anew", path=self.file.path, dropped=dropped, reason=reason)
+            self._tell("anew", path=self.file.path, bytes=dropped, reason=reason)
 
     def _set_aside(self, bad: Path, differs: tuple[str, str], count: int, *, landed: bool) -> None:
         """Keeps wrong content as evidence, and reports it."""
@@ -242,7 +247,7 @@ class FileFetch:
         place = self._landing.keep_evidence(bad, self.file.path, told, terms.keep_files, terms.keep_bytes)
         if not landed:
             self._part.start_over(count)  # the count is durable before the report
-        self._tell("mismatch", path=self.file.path, evidence=place, count=count, **told)
+        self._tell("mismatch", path=self.file.path, about={**told, "count": count, "evidence": place})
 
     def _insist_on_room(self) -> None:
         room = os.statvfs(self._landing.root)
@@ -260,7 +265,7 @@ class FileFetch:
 
     def _hashing(self, done: int) -> None:
         self._stop_if_asked()
-        self._tell("hashing", path=self.file.path, bytes=done)
+        self._tell_hashing(done)
 
 
 @contextlib.contextmanager

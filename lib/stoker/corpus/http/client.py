@@ -1,21 +1,17 @@
 """Requests a file over HTTP: follows redirects itself, sends the token to the hub alone, limits each wait.
 
 Proxies come from the environment (HTTPS_PROXY and its kin), certificates from the system. A caller belongs to
-one thread, but any thread may call hang_up().
+one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
-import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -34,14 +30,13 @@ _AGENT = "stoker/1 (+file transfer)"
 
 @dataclass(frozen=True)
 class Manners:
-    """Settings of requests: the seconds for a connection, between two bytes, and for an answer's whole head;
-    the hub, and the token for the hub alone."""
+    """Settings of requests: the seconds for a connection and between two bytes; the hub, and the token for
+    the hub alone."""
 
     connect_s: float
     read_s: float
     hub: HubRepo | None = None
     token: str | None = None
-    head_s: float = 120.0
 
 
 class Caller:
@@ -62,7 +57,6 @@ class Caller:
         self._client.headers = httpx2.Headers(
             {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
         )
-        self._sockets = weakref.WeakSet[socket.socket]()
 
     @contextlib.contextmanager
     def open(
@@ -93,12 +87,6 @@ class Caller:
                     raise self._refusal(answer)
                 url = _next(url, answer, redirects)
 
-    def hang_up(self) -> None:
-        """Ends every connection at once: threads that wait for bytes wake with an error."""
-        for each in list(self._sockets):
-            with contextlib.suppress(OSError, ValueError):
-                each.shutdown(socket.SHUT_RDWR)
-
     @contextlib.contextmanager
     def _ask(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         where = shown(url)
@@ -106,11 +94,7 @@ class Caller:
         if self._manners.token and origin(url) == self._hub:
             own["Authorization"] = f"Bearer {self._manners.token}"
         with _failures(where, "connect"):
-            request = self._client.build_request(
-                "GET", url, headers=own, extensions={"trace": self._connected}
-            )
-            with self._limited():
-                response = self._client.send(request, stream=True)
+            response = self._client.send(self._client.build_request("GET", url, headers=own), stream=True)
         try:
             yield response
         finally:
@@ -121,26 +105,8 @@ class Caller:
         # A short body is read to its end; otherwise the connection could not be used again.
         length = response.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= _SHORT_BODY:
-            with self._limited(), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
+            with contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
                 response.read()
-
-    @contextlib.contextmanager
-    def _limited(self) -> Iterator[None]:
-        # The client's own timeouts are between two bytes; only closing the socket ends a head that drips.
-        timer = threading.Timer(self._manners.head_s, self.hang_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _connected(self, event: str, info: Mapping[str, Any]) -> None:
-        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            return
-        found = info["return_value"].get_extra_info("socket")
-        if found is not None:
-            self._sockets.add(found)
 
     def _refusal(self, answer: Answer) -> FetchFailed:
         hub = self._manners.hub

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -145,9 +144,17 @@ def read_urls(text: str, name: str) -> list[RemoteFile]:
     A file's path is its URL, percent-decoded, without the parts that all URLs share: first the host, then
     leading folders. So equal names on two hosts differ, and a list from one folder gives plain names.
     """
-    lines = list(_lines(text.removeprefix("\ufeff")))  # the byte order mark that some editors write
-    faults = [f"{name}:{number}: {fault}" for number, _, _, fault in lines if fault]
-    good = [(number, url, digest) for number, url, digest, fault in lines if not fault]
+    faults, good = [], []
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):  # some editors write a mark
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if fault := _fault(words):
+            faults.append(f"{name}:{number}: {fault}")
+        else:
+            good.append((number, words[0], words[1].lower() if len(words) > 1 else None))
+    if not (faults or good):
+        faults.append(f"{name}: names no URL; write one a line, each with its sha256 if you have it")
     places = _without_shared_parts([_place(url) for _, url, _ in good])
     numbers: dict[str, int] = {}
     files = []
@@ -161,21 +168,10 @@ def read_urls(text: str, name: str) -> list[RemoteFile]:
             files.append(RemoteFile.listed(path, None, digest, None, url))
     for path, reason in clashes([file.path for file in files]).items():
         faults.append(f"{name}:{numbers[path]}: {path}: {reason}")
-    if not lines:
-        faults.append(f"{name}: names no URL; write one a line, each with its sha256 if you have it")
     if faults:
         more = f"\nand {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
         raise ConfigError("\n".join(faults[:_SHOWN_FAULTS]) + more)
     return files
-
-
-def _lines(text: str) -> Iterator[tuple[int, str, str | None, str]]:
-    """Yields (number, URL, sha256, fault) of each line that is not empty."""
-    for number, line in enumerate(text.split("\n"), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        yield number, words[0], words[1].lower() if len(words) > 1 else None, _fault(words)
 
 
 def _fault(words: list[str]) -> str:

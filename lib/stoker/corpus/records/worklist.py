@@ -97,6 +97,11 @@ class Worklist(Generic[L]):
         else:
             self.pending[path] = file
 
+    @property
+    def is_any_to_come(self) -> bool:
+        """Whether a file's bytes are still to arrive."""
+        return bool(self._left)
+
     def next(self, slots: int, may: Callable[[str], bool]) -> list[L]:
         """Returns at most `slots` of the first pending files that `may` allows."""
         return list(islice((file for path, file in self.pending.items() if may(path)), max(0, slots)))
