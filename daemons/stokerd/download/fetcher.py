@@ -301,9 +301,10 @@ class FetchFailures:
         if transfers.durable != self._durable or not transfers:
             self._durable, self._came_at = transfers.durable, now
             self._pauses.end("server", "downloads_go_on")
-        held, self.waits = transfers.held_up(), ""
-        if held is None:
+        waiting, self.waits = [file for file in transfers.values() if file.why], ""
+        if not waiting or transfers.in_hand():
             return
+        held = min(waiting, key=lambda file: file.due_at)
         left_s = max(0.0, held.due_at - now)
         files = f"{len(transfers):,} file{'s' * (len(transfers) != 1)}"
         self.waits = f"{files} wait, tried again at {utc_at(time.time() + left_s)}: {held.why}"

@@ -47,7 +47,7 @@ class FolderSource(Source[Watched]):
         super().__init__(context, pool, FolderRules(root), shown=root)
         self.settle_s = 0.0 if context.once else self.pipeline.stage.settle
         self.hash = Activity("hash", HASHER, silent_s=self.pipeline.download.stall, is_reusable=True)
-        self.is_looking = False
+        self.is_looking = self.is_settling = False
         self.found: dict[str, Watched] = {}  # by the present look
         self.watched: dict[str, Watched] = {}
         self.polling = ""  # why only looks find changes
@@ -238,13 +238,18 @@ class FolderSource(Source[Watched]):
     def _waits(self, now: float) -> str:
         """Returns the text of the wait for hashing: an empty source, or files that settle."""
         due = self._settling(now).values()
+        was_settling, self.is_settling = self.is_settling, False
         if self.trouble or len(self.state.work.pending) > len(due):
             return ""
         if not due:
             return self.state.pauses.reason("listing")
         settle = format_duration(self.pipeline.stage.settle)
         files = f"{len(due):,} file{'s settle' if len(due) != 1 else ' settles'} (stage.settle: {settle})"
-        return f"{files}, {format_duration(min(due) - now)} left until the first is read"
+        text = f"{files}, {format_duration(min(due) - now)} left until the first is read"
+        self.is_settling = True
+        if not was_settling:
+            self.context.log.info("files_settle", message=text)
+        return text
 
     def next_due(self, now: float) -> float:
         """Returns when a look, a settled file or a retry is due; only the look while no slot is free."""

@@ -59,7 +59,9 @@ class Source(Generic[L]):
     def is_drained(self) -> bool:
         """Whether --once has no work left: every file was brought, or tried often enough."""
         state = self.state
-        return self.seen and not (state.transfers or state.removing or state.is_left())
+        return self.seen and not (
+            state.transfers or state.removing or any(map(state.is_meant, state.work.pending))
+        )
 
     def apply(self, change: Change) -> Mapping[str, Any]:
         """Writes a receipt, then records its event; returns the answer to its request."""

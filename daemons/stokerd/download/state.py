@@ -145,13 +145,6 @@ class Transfers(dict[str, Transfer]):
         """Returns the number of files in work."""
         return sum(1 for file in self.values() if file.in_hand)
 
-    def held_up(self) -> Transfer | None:
-        """Returns the file with the earliest next try when all files wait; None while a file is in work."""
-        waiting = [file for file in self.values() if file.why]
-        if not waiting or self.in_hand():
-            return None
-        return min(waiting, key=lambda file: file.due_at)
-
     def how_far(self, whole: int, left: int, now: float) -> Mapping[str, Any]:
         """Returns the progress for the status: done bytes of `whole`, rate over a minute, time left.
 
@@ -236,10 +229,6 @@ class State(Generic[L]):
         """Whether a pending file may be begun now."""
         is_free = path not in self.transfers and path not in self.removing
         return is_free and self.is_meant(path) and now >= self.retries.not_before.get(path, now)
-
-    def is_left(self) -> bool:
-        """Whether a pending file is left that is not given up."""
-        return any(map(self.is_meant, self.work.pending))
 
     def next_retry(self, now: float) -> float:
         """Returns the next retry after now of a pending file or a worker, monotonic seconds."""
