@@ -123,8 +123,7 @@ def test_what_could_not_be_read_is_read_at_the_next_look(
 
 class TestPatience:
     @pytest.fixture
-    def patient(self, layout: StateLayout, monkeypatch: pytest.MonkeyPatch) -> RecordDir[Receipt]:
-        monkeypatch.setattr(record_dir, "MANY", 1)
+    def patient(self, layout: StateLayout) -> RecordDir[Receipt]:
         return RecordDir(layout.receipts, "d", Receipt.from_record, patient=True)
 
     def test_it_does_not_look_more_often_than_it_may_and_knows_when_it_may(

@@ -6,7 +6,6 @@ is always replaced by a rename, which changes the directory's time.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
@@ -32,7 +31,7 @@ Stamp = tuple[int, int, int]  # device, inode, mtime in ns
 # whole seconds, for up to two seconds.
 TICK_NS, SECONDS_NS = 100_000_000, 2_100_000_000
 LOOK_SHARE = 0.1  # of the time, at most, that a patient reader spends looking
-MANY, SLICE = 1000, 1000  # records: from how many the garbage collector pauses; how many one look reads
+SLICE = 1000  # records that one look of a patient reader reads
 SUFFIX = ".json"
 
 
@@ -131,15 +130,14 @@ class RecordDir(Generic[T]):
 
     def _load(self, names: list[str]) -> None:
         lost = set()
-        with uncollected(len(names)):
-            for name, stamp, found in _records(self._directory, names, self._dataset, self._parse, ignore):
-                number = _number(name)
-                if found is not None:
-                    self._found[found[0]] = found[1]
-                    self._changed.add(found[0])
-                elif number in self._stamps:
-                    lost.add(number)
-                self._stamps[number] = stamp
+        for name, stamp, found in _records(self._directory, names, self._dataset, self._parse, ignore):
+            number = _number(name)
+            if found is not None:
+                self._found[found[0]] = found[1]
+                self._changed.add(found[0])
+            elif number in self._stamps:
+                lost.add(number)
+            self._stamps[number] = stamp
         if lost:
             self._drop(lost)
         for name in names:  # where reading failed midway, all are read again
@@ -167,9 +165,13 @@ def each_record(
 
 def read_records(directory: Path, dataset: str, parse: Parse[T], damaged: Damaged = ignore) -> dict[str, T]:
     """Returns the records of each_record by path, in path order."""
-    with uncollected():
+    gc.disable()  # collections take a quarter of the time with many records, and find nothing
+    try:
         found = dict(each_record(directory, dataset, parse, damaged))
         return {path: found[path] for path in sorted(found)}
+    finally:
+        gc.freeze()  # the records live long: later collections skip them
+        gc.enable()
 
 
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
@@ -210,23 +212,6 @@ def _records(
                     "was it written by a newer Stoker? Upgrade, or move it out of the folder"
                 ) from error
             yield name, stamp, found
-
-
-@contextlib.contextmanager
-def uncollected(records: int = MANY) -> Iterator[None]:
-    """Pauses garbage collection while many records are read: it takes a quarter of the time, finds nothing.
-
-    The new objects live long, so later collections skip them too (gc.freeze).
-    """
-    if records < MANY or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _name(dataset: str, path: str) -> str:
