@@ -16,7 +16,7 @@ from stoker.checkpoints.mirror.layout import (
     waiting,
 )
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.retention import RetentionPolicy, reading, remove_checkpoint, unread
+from stoker.checkpoints.retention import RetentionPolicy, reading, remove_checkpoint
 from support.checkpoint_data import seal
 
 HISTORY = [(1, None), (0, 300)]
@@ -141,8 +141,6 @@ def test_what_is_being_read_is_not_removed(tmp_path: Path) -> None:
     path = seal(tmp_path, 20)
     with reading(path):
         assert not remove_checkpoint(path)
-        with unread(path) as free:
-            assert not free
     assert prove_checkpoint(path).verdict == "proven"
     assert remove_checkpoint(path)
     assert list(tmp_path.iterdir()) == []

@@ -76,7 +76,7 @@ class Warm:
     def ended(self, job: do.Job, result: dict[str, Any] | None, reason: str = "") -> list[str]:
         """The event words at the end of a job with this result, or none for this reason."""
         self.words.clear()
-        ACTIVITIES[job.slot].ended(self.run, job, result, reason)
+        ACTIVITIES[job.slot][1](self.run, job, result, reason)
         return [event for event, _ in self.words]
 
     @property

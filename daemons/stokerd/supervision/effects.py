@@ -173,10 +173,11 @@ class Effects:
         """Starts a job's worker; a new job on warm stops the running one."""
         if job.slot == MIRROR:
             self._stop_mirror()
+        task, ended = ACTIVITIES[job.slot]
         try:
-            self.workers.start(job)
+            self.workers.start(job, task(self.run, job))
         except Transient as problem:
-            ACTIVITIES[job.slot].ended(self.run, job, None, str(problem))
+            ended(self.run, job, None, str(problem))
 
     def ended(self, job: do.Job, end: WorkerExit) -> None:
         """Records the result of a job whose worker has ended."""
@@ -186,7 +187,7 @@ class Effects:
         if run.mirror is not None:
             run.mirror.tend_at = 0.0
         reason = "" if end.result is not None else end.reason()
-        ACTIVITIES[job.slot].ended(run, job, end.result, reason)
+        ACTIVITIES[job.slot][1](run, job, end.result, reason)
 
     def _stop_mirror(self) -> None:
         if self.run.mirror is not None and MIRROR in self.workers.jobs:

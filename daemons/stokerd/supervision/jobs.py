@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
@@ -247,18 +246,11 @@ def _fetched(run: Run, job: do.FetchCopy, result: Result) -> None:
     run.change(proofs={**run.state.proofs, name: "proven"}, is_warm_awaited=False)
 
 
-@dataclass(frozen=True)
-class Activity:
-    """How the jobs of one slot run and end."""
-
-    module: str
-    task: Callable[[Run, Any], dict[str, Any]]
-    ended: Callable[[Run, Any, Result | None, str], None]  # gets the result, or None and the reason
-
-
-ACTIVITIES = {
-    "checkpoint": Activity("stoker.checkpoints.proof_worker", checkpoint_task, checkpoint_proved),
-    "sets": Activity("stoker.shards.format.proof_worker", sets_task, sets_proved),
-    "heldout": Activity("stoker.plan.heldout_worker", heldout_task, heldout_copied),
-    MIRROR: Activity("stoker.checkpoints.mirror.mirror_worker", mirror_task, mirror_ended),
+Task = Callable[[Run, Any], dict[str, Any]]
+Ended = Callable[[Run, Any, Result | None, str], None]  # gets the result, or None and the reason
+ACTIVITIES: Mapping[str, tuple[Task, Ended]] = {  # by slot
+    "checkpoint": (checkpoint_task, checkpoint_proved),
+    "sets": (sets_task, sets_proved),
+    "heldout": (heldout_task, heldout_copied),
+    MIRROR: (mirror_task, mirror_ended),
 }

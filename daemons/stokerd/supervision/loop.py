@@ -43,7 +43,7 @@ def main(context: DaemonContext) -> int:
 class Supervisor:
     def __init__(self, context: DaemonContext) -> None:
         self.context, self.run = context, load_run(context)
-        self.workers = Workers(self.run)
+        self.workers = Workers(context)
         self.effects, self.status = Effects(self.run, self.workers), Status(self.run)
         self._reap_at = 0.0
 

@@ -70,11 +70,11 @@ class _Examination:
         if not stat.S_ISDIR(os.lstat(self.path).st_mode):
             raise DataError("it is no directory")
         with reading(self.path):
-            return self._prove(deep)
+            # The only lookup of names, so no name can point outside.
+            found = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(self.path)}
+            return self._judge(found, deep)
 
-    def _prove(self, deep: bool) -> Proof:
-        with os.scandir(self.path) as entries:  # the only lookup of names, so no name can point outside
-            found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+    def _judge(self, found: Mapping[str, os.stat_result], deep: bool) -> Proof:
         sums = read_sums(self._small(SUMS, found))
         data = self._small(BODY, found)
         digest = hashlib.sha256(data).hexdigest()

@@ -54,8 +54,10 @@ def remove_checkpoint(path: Path) -> bool:
     Returns False and changes nothing while a reader holds the checkpoint.
     """
     condemned = path.parent / f"{PRUNED}{path.name}"
-    with storage_errors("open", path), unread(path) as free:
-        if not free:
+    with storage_errors("open", path), opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        try:
+            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return False
         remove_tree(condemned)
         move_durably(path, condemned)
@@ -94,23 +96,9 @@ def reading(directory: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def unread(directory: Path) -> Iterator[bool]:
-    """Yields whether a checkpoint has no reader now; if so, no reader can begin during the block."""
-    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
-        try:
-            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-
-
 def _lock(descriptor: int, how: int) -> None:
     try:
         fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        raise
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

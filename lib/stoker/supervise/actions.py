@@ -20,19 +20,20 @@ class Job:
     """
 
     slot: ClassVar[str]
+    module: ClassVar[str]  # of the worker
     kind: ClassVar[str] = "prove"
     silent_s: ClassVar[float] = 300.0
 
 
 @dataclass(frozen=True)
 class ProveCheckpoint(Job):
-    slot = "checkpoint"
+    slot, module = "checkpoint", "stoker.checkpoints.proof_worker"
     name: str
 
 
 @dataclass(frozen=True)
 class ProveSets(Job):
-    slot = "sets"
+    slot, module = "sets", "stoker.shards.format.proof_worker"
     sets: Mapping[str, str]  # key -> sha256 of the manifest
 
 
@@ -40,7 +41,7 @@ class ProveSets(Job):
 class CopyHeldout(Job):
     """Copies the held-out windows out of these sets, once for the whole run."""
 
-    slot, kind = "heldout", "hold out"
+    slot, module, kind = "heldout", "stoker.plan.heldout_worker", "hold out"
     sets: Mapping[str, str]
     vocab_size: int
 
@@ -52,7 +53,7 @@ class MirrorJob(Job):
     Where the job fails, the launch continues without it ("try") or waits until it succeeds ("wait").
     """
 
-    slot = "mirror"
+    slot, module = "mirror", "stoker.checkpoints.mirror.mirror_worker"
     silent_s = 120.0  # a worker copies 64 MB at a time with fsync; any usable disk is faster
     need: Look = field(default="no", kw_only=True)
 

@@ -87,16 +87,13 @@ def link_sets(site: Site, pipeline: Pipeline) -> list[str]:
     changed = []
     for key, digest in dict(pair for entry in site.plan().segments for pair in entry.sets).items():
         link = site.shards / key[:16]
-        if link.is_symlink() and _holds(link, digest):
+        if _holds(link, digest):
             continue
         found = next((place / key[:16] for place in places if _holds(place / key[:16], digest)), None)
-        if found is None:
-            continue
-        fresh = site.shards / f".{key[:16]}"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(found)
-        fresh.replace(link)
-        changed.append(key[:16])
+        if found is not None:
+            link.unlink(missing_ok=True)
+            link.symlink_to(found)
+            changed.append(key[:16])
     return changed
 
 
