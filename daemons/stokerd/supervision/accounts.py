@@ -23,18 +23,11 @@ from stoker.store.errors import ConfigError, DataError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import new_id, read_or_set_aside, utc_now, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.run import record as run_record
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, finished_at, last_step, mark
-from stoker.supervise.run.record import (
-    Heldout,
-    Identity,
-    RunRecord,
-    configured,
-    parse_record,
-    pinned,
-    refusal,
-)
+from stoker.supervise.run.record import Heldout, RunRecord, configured, pinned
 
 # The supervisor asks for the sets of an entry this long before the trainer needs them. A shared disk of
 # 40 MB/s brings back a dozen sets of a gigabyte each in five minutes; twice that leaves time to retry.
@@ -186,7 +179,7 @@ class RunStore:
         self.record: RunRecord | None = None
         body = read_or_set_aside(self.path, pipeline.layout.quarantine)
         if body is not None:
-            record = parse_record(body, self.path)
+            record = run_record.parse_record(body, self.path)
             self._refuse_changes(record.identity, configured(pipeline))
             # A start grants one more launch: the operator may have mended the cause.
             most = pipeline.supervise.no_progress_launches - 1
@@ -200,7 +193,7 @@ class RunStore:
     def begin(self, pin: DatasetPin, heldout: Heldout | None) -> None:
         """Writes the record of a new run."""
         train, vocab_size = self.pipeline.train, pin.tokenizer.vocab_size
-        identity = Identity(
+        identity = run_record.Identity(
             run=train.run,
             run_id=new_id(),
             created=utc_now(),
@@ -218,7 +211,7 @@ class RunStore:
         """
         is_lost = self.record is None
         if is_lost:
-            record = parse_record(checkpoint.body["run_record"], checkpoint.path / BODY)
+            record = run_record.parse_record(checkpoint.body["run_record"], checkpoint.path / BODY)
             self._refuse_changes(record.identity, configured(self.pipeline))
             self._write(replace(record, best_step=checkpoint.step))
         run_id = self.begun.identity.run_id
@@ -254,6 +247,6 @@ class RunStore:
         write_record(self.path, record.body())
         self.record = record  # only after the write, which fails on a full disk
 
-    def _refuse_changes(self, identity: Identity, wanted: Mapping[str, Any]) -> None:
-        if why := refusal(self.pipeline, identity, wanted):
+    def _refuse_changes(self, identity: run_record.Identity, wanted: Mapping[str, Any]) -> None:
+        if why := run_record.refusal(self.pipeline, identity, wanted):
             raise ConfigError(why)

@@ -26,13 +26,7 @@ from stoker.store.errors import DataError
 from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
-from stoker.supervise.audit.audit_identity import (
-    audit_mirror,
-    checkpoint_identity_findings,
-    launch_findings,
-    run_findings,
-    unfinished_findings,
-)
+from stoker.supervise.audit import audit_identity as identity
 from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import parse_record
@@ -88,11 +82,11 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
         view.findings += [
             f"{layout.checkpoints / name / extra}: in no list of this checkpoint" for extra in proof.extra
         ]
-    view.findings += run_findings(layout, view.record, view.pin)
+    view.findings += identity.run_findings(layout, view.record, view.pin)
     view.findings += _plan_findings(view)
-    view.findings += unfinished_findings(layout, proven, view.timelines)
+    view.findings += identity.unfinished_findings(layout, proven, view.timelines)
     launches, damage = read_launches(layout.launches)
-    view.findings += launch_findings(layout, view.timelines, launches, damage)
+    view.findings += identity.launch_findings(layout, view.timelines, launches, damage)
     for name, body in proven.items():
         where = layout.checkpoints / name
         wrong = list(_checkpoint_findings(where, body, view))
@@ -106,7 +100,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     view.add(layout.metrics, wrong)
     newest = _newest(proven, view.timelines)
     view.findings += _record_findings(newest, proven, view)
-    copies, mirror_findings = audit_mirror(pipeline, view.record, deep=deep)
+    copies, mirror_findings = identity.audit_mirror(pipeline, view.record, deep=deep)
     counts = {
         "proven": len(proven),
         "quarantined": len(quarantined(pipeline.layout.quarantine)),
@@ -204,7 +198,7 @@ def _plan_findings(view: _View) -> Iterator[str]:
 def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:
     """Checks a proven checkpoint's position, tokens and copies against the run's plan and timelines."""
     if view.record is not None:
-        yield from checkpoint_identity_findings(body, view.record)
+        yield from identity.checkpoint_identity_findings(body, view.record)
     try:
         copy, forks = read_plan(directory / PLAN_COPY), read_timelines(directory / TIMELINES_COPY)
         tokens = Accounts(view.plan, skips(view.timelines, body.timeline)).tokens(Position(*body.position))
