@@ -8,6 +8,7 @@ The caller holds the run's trainer.lock, or no process of the run is alive.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from stoker.store.record import new_id
 from stoker.store.requests import Request
 from stoker.supervise.run.launch_record import Makers, read_launches
 
+_KEY = re.compile(r"[0-9a-f]{16,64}")
 MOST_TOLD = 20  # possible steps named in a refusal
 
 
@@ -65,7 +67,7 @@ class Ask:
     reason: str = "operator"
     timeline: Step | None = None
     request: str = ""
-    lost: Annotated[str, Field(pattern=r"^([0-9a-f]{16,64})?$")] = ""
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,19 @@ def parse_ask(request: Request, steps: Collection[int]) -> Ask:
     asked = {**request.args, **(request.condition or {}), "request": request.id}
     if request.verb == "skip_set":
         key = str(asked.pop("key", None))
-        asked |= {"lost": key or "none", "to": max(steps, default=0)}
+        if not _KEY.fullmatch(key):
+            raise RollbackRefused(f"key={key!r} is no shard set's: name 16 to 64 of its hex digits")
+        asked |= {"lost": key, "to": max(steps, default=0)}
         asked.setdefault("reason", f"shard set {key[:16]} is lost")
     asked["reason"] = str(asked.get("reason") or "operator")[:500]
     try:
         return Ask(**asked)
     except ValidationError as problem:
         error = problem.errors()[0]
-        at = ".".join(map(str, error["loc"]))
-        raise RollbackRefused(f"{request.verb}: {at}: {error['msg']}, not {error['input']!r}") from None
+        at, got = ".".join(map(str, error["loc"])), f", not {error['input']!r}"
+        raise RollbackRefused(
+            f"{request.verb}: {at}: {error['msg']}{'' if error['type'] == 'missing' else got}"
+        ) from None
 
 
 def decide(ask: Ask, run: Standing, sources: Mapping[str, Source] | None = None) -> Timeline:
