@@ -12,7 +12,7 @@ import os
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,13 @@ def launch_body(
         "vocab_size": identity.vocab_size,
         "dtype": identity.dtype,
         "eot": pin.tokenizer.eot,
-        "heldout": held and {**asdict(held), "file": str(layout.heldout), "seq_len": identity.seq_len},
+        "heldout": held
+        and {
+            "file": str(layout.heldout),
+            "sha256": held.sha256,
+            "windows": held.windows,
+            "seq_len": identity.seq_len,
+        },
         "run_record": record.for_checkpoints(),
     }
 
