@@ -154,8 +154,8 @@ def make_shard_sets(home: Path) -> None:
 @contextlib.contextmanager
 def small_trainer() -> Iterator[None]:
     """What is started meanwhile launches the trainer of small_trainer/unigram.py, which needs no torch."""
-    # A test's own site, where PYTHONPATH names one, runs ours as well.
-    path = os.environ.get("PYTHONPATH", str(SMALL_TRAINER))
+    # Behind a test's own site, which runs ours as well.
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(SMALL_TRAINER)]))
     with on_one_core(), patch.dict(os.environ, STOKER_TEST_TRAINER="small", PYTHONPATH=path):
         yield
 
