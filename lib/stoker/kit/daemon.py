@@ -103,15 +103,12 @@ def _allow_open_files() -> None:
     than LEAST_FILES files may be open.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    granted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < granted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
-        soft = granted
-    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+    if hard < LEAST_FILES:
         raise UnavailableError(
             f"only {hard} files may be open at once, {LEAST_FILES} are needed; raise the hard limit "
             "(ulimit -Hn, LimitNOFILE= of the unit)"
         )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, WANTED_FILES)), hard))
 
 
 def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
