@@ -199,7 +199,7 @@ def test_what_cannot_be_fetched_is_quarantined_until_it_comes(landing: Landing) 
         assert {one["reason"] for one in told_of} == {DOWNLOAD_FAILED}
 
         code, said = told("quarantine", "release", str(landing.data.file), "lost.parquet")
-        assert (code, "fetch it now" in said) == (0, True), said
+        assert (code, "asked to fetch it" in said) == (0, True), said
         wanted = landing.asked("fetch", "lost.parquet")
         assert wanted.args["sha256"] is None
         landing.bring("lost.parquet", 3)
