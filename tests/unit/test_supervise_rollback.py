@@ -226,6 +226,13 @@ def test_timelines_that_were_lost_or_cut_come_back_from_the_newest_checkpoint(ru
     assert restore_lost(run.layout) == 0
 
 
+def test_a_lost_line_that_nobody_has_a_copy_of_stops_the_run(run: Run) -> None:
+    run.roll_back(20)
+    run.layout.timelines.write_bytes(b"")
+    with pytest.raises(DataError, match="timeline 1: the line of a rollback is lost"):
+        restore_lost(run.layout)
+
+
 def hold_against(run: Run, step: int) -> None:
     """What is done with the newest proven checkpoint."""
     copy = run.layout.checkpoints / checkpoint_name(step) / "timelines.jsonl"

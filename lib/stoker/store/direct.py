@@ -79,19 +79,43 @@ class DirectReader:
         return os.preadv(self._descriptor, [buffer], offset)
 
 
-class PastCacheFile(io.FileIO):
-    """A file whose pages leave the page cache after each read, for decoders that want a file object."""
+class PastCacheFile(io.RawIOBase):
+    """A file read past the page cache, for decoders that want a file object; raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        # What the kernel would read ahead would be dropped unused.
-        os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        _forget(self.fileno())
+        super().__init__()
+        self._buffer = memoryview(mmap.mmap(-1, HASH_BUFFER_BYTES))  # page-aligned, as O_DIRECT demands
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._reader = DirectReader(self._descriptor)
+        self._position = 0
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(-1 if size is None else size)
-        _forget(self.fileno())
-        return data
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        size = os.fstat(self._descriptor).st_size
+        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: size}[whence] + offset
+        return self._position
+
+    def readinto(self, target: Any) -> int:
+        """Fills target from the current position; returns the bytes read, fewer only at the file's end."""
+        view = memoryview(target).cast("B")
+        begin = self._reader.done = self._position
+        for chunk in self._reader.chunks(self._buffer, begin + len(view)):
+            view[self._position - begin : self._reader.done - begin] = chunk
+            self._position = self._reader.done
+        return self._position - begin
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
 
 
 class DirectWriter:

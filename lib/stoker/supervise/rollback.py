@@ -33,7 +33,7 @@ from stoker.plan.timelines import (
     restore_timelines,
     skips,
 )
-from stoker.store.errors import UsageError
+from stoker.store.errors import DataError, UsageError
 from stoker.store.files import drop_first, make_dir, move_durably, unlink_durably
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
@@ -257,15 +257,27 @@ def finish(run: RunLayout, budget: Quarantine) -> Moved:
 def restore_lost(run: RunLayout) -> int:
     """Restores lines that timelines.jsonl lost, from a whole checkpoint's copy; returns their number.
 
-    Raises DataError when the two are different histories.
+    Raises DataError when the two are different histories, or when a line is lost that no checkpoint has:
+    training would continue on data that was given up.
     """
+    restored = 0
     current = read_timelines(run.timelines).current
     later = [one for one in find_checkpoints(run.checkpoints) if (one.timeline or 0) > current]
     for found in sorted(later, key=lambda one: (-(one.timeline or 0), -one.step)):
         if prove_checkpoint(found.path, deep=False).verdict == "proven":
-            # Its copy has every line up to its own timeline.
-            return restore_timelines(run.timelines, read_timelines(found.path / TIMELINES_COPY))
-    return 0
+            restored = restore_timelines(run.timelines, read_timelines(found.path / TIMELINES_COPY))
+            break  # its copy has every line up to its own timeline
+    current = read_timelines(run.timelines).current
+    known = {one.timeline: run.launches for one in read_launches(run.launches)[0]}
+    known |= {int(left.name[1:]) + 1: left for left in _left(run.abandoned)}
+    known |= {one.timeline or 0: one.path for one in later}
+    if (latest := max(known, default=0)) > current:
+        raise DataError(
+            f"{run.timelines} ends at timeline {current}, but {known[latest]} is of timeline {latest}: the "
+            "line of a rollback is lost, and no checkpoint here has a copy of it. Training would use data "
+            "that was given up: put the file back, from a backup or from a checkpoint of the mirror"
+        )
+    return restored
 
 
 def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
@@ -295,8 +307,12 @@ def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:
 
     The newest stays at any size, unless the budget is zero.
     """
-    folders = [path for path in abandoned_dir.glob("t*") if path.name[1:].isdecimal()]
-    folders.sort(key=lambda path: int(path.name[1:]))
-    places = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_dir()]
+    places = [path for folder in _left(abandoned_dir) for path in sorted(folder.iterdir()) if path.is_dir()]
     dropped = drop_first(places, keep=budget.keep_checkpoints, keep_bytes=budget.keep_bytes)
     return tuple(f"{place.parent.name}/{place.name}" for place in dropped)
+
+
+def _left(abandoned_dir: Path) -> list[Path]:
+    """Returns the folders of the timelines that were left, in their order."""
+    folders = [path for path in abandoned_dir.glob("t*") if path.name[1:].isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name[1:]))
