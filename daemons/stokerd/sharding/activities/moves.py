@@ -144,7 +144,7 @@ def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator
 
 
 def _try_again(state: State, job: Job[SourceWork], reason: str) -> Iterator[Effect]:
-    """Delays this set and all moves of its kind: otherwise each of many sets would fail in turn."""
+    """Delays this set, and all copies of its kind: otherwise each of many sets would fail in turn."""
     kind, source = job.kind, state.sources[job.subject]
     state.retries.failed(source.path)
     wait_s = state.retries.failed(f"/{kind}")
