@@ -44,7 +44,7 @@ def kept_keys(run: Run) -> set[str]:
 
 
 def least_keys(run: Run) -> set[str]:
-    """Sets without which the run cannot go on: from its low-water mark on to where a batch is full."""
+    """Sets without which the run cannot continue: from its low-water mark on to where a batch is full."""
     begin = windows_before(run.plan, run.committed.position)
     ahead = [window for window in windows_in_order(run.plan)[begin:] if window not in run.skipped]
     batch = ahead[: run.global_batch]

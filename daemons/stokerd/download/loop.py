@@ -30,7 +30,7 @@ FIGURES = (
     Figure("download_verified_bytes", "Bytes of all verified files.", "verified_bytes"),
     Figure("download_hashed_bytes_total", "Bytes hashed since the start.", "hashed_bytes"),
     Figure("download_last_progress_timestamp_seconds", "When a file was last read from.", "progress_at"),
-    Figure("download_source_watched", "1 while changes in the source folder are told.", "watched"),
+    Figure("download_source_watched", "1 while changes in the source folder are noticed at once.", "watched"),
     Figure("download_source_available", "1 while the source can be seen.", "available"),
     Figure("download_complete", "1 when every file of the pinned listing is vouched for.", "complete"),
     # Only of a source that is fetched
@@ -72,7 +72,7 @@ class DownloadWatch:
         self.reconciled = (Demand(), -1, False)  # the last demand, `changes` and `seen` compared
 
     def run(self) -> int:
-        unfinished = "not everything is here; start it again and it goes on"
+        unfinished = "not everything is here; start it again to continue"
         try:
             return repeat(self.context, self.pool, self.start, self.cycle, unfinished=unfinished)
         finally:  # the last status and its reason stay visible

@@ -114,7 +114,7 @@ class Memory:
         before, self.ladder = self.ladder, self.ladder.down(attempt.step, self._most, time.monotonic())
         if self.ladder.paused and not before.paused:
             need = format_bytes(ROOMY * self._soft)
-            self.why = f"one builder in the smallest batches ran out of memory; goes on with {need} to spare"
+            self.why = f"one builder in the smallest batches ran out of memory; waits for {need}"
             self._events.record("memory_paused", level="error", reason=f"{reason}; {self.why}")
         elif self.ladder.step != before.step:
             self._events.record("memory_ladder_down", level="warning", reason=reason, **self.shown())
@@ -170,7 +170,7 @@ class Pauses:
         """Records that a worker found its disk full."""
         place = state.activities[job.kind].writes_to or "hot"
         if self._begin(place, f"{job.name}: {reason}"):
-            reason = f"{reason}; free some space: it goes on by itself"
+            reason = f"{reason}; free some space: it continues by itself"
             about: dict[str, Any] = {"place": place, "activity": job.kind, "path": job.subject}
             self._events.record("disk_full", level="error", **about, reason=reason)
 

@@ -49,7 +49,7 @@ class StageShard:
 
     def run(self) -> int:
         """Runs until stopped; returns the exit code."""
-        state, unfinished = self.state, "not all is built; start it again and it goes on"
+        state, unfinished = self.state, "not all is built; start it again to continue"
         try:
             return repeat(self.context, state.pool, self.start, self.cycle, unfinished=unfinished)
         finally:

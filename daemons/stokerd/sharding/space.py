@@ -244,7 +244,7 @@ class Space:
         since = self._short_since.setdefault(place, now)
         if at_once or now - since > RECORDED_AFTER_S:
             figures = {"needed_bytes": needed, "free_bytes": size.free_bytes, "claimed_bytes": claimed}
-            reason = f"{self.short[place]}; free some space: it goes on by itself"
+            reason = f"{self.short[place]}; free some space: it continues by itself"
             about: Mapping[str, Any] = {"place": place, "reason": reason, **figures}
             yield Alert("disk_short", place, fields=about)
 

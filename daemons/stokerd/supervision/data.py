@@ -155,8 +155,8 @@ class DataReadiness:
                     "warning",
                     path=entry.path,
                     hold_s=self._policy.hold_s,
-                    message="the plan waited for it for plan.hold and goes on without it; it joins the plan "
-                    "once it is a shard set. `stoker status` says what the other daemons know of it",
+                    message="the plan waited for it for plan.hold and continues without it; it joins the "
+                    "plan once it is a shard set. `stoker status` says what the other daemons know of it",
                 )
         return self.to_prove(self.planner.to_prove(now))
 

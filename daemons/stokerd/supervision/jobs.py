@@ -163,7 +163,7 @@ def _failed(run: Run, job: do.MirrorJob, reason: str) -> None:
     mirror, newest, now = mirror_of(run), run.newest, time.monotonic()
     run.counted.mirror_failures += 1
     if mirror.failed(job.kind, reason, now):
-        message = "training goes on; it is tried again until it succeeds"
+        message = "training continues; it is tried again until it succeeds"
         run.events.record("mirror_failed", "warning", doing=job.kind, reason=reason, message=message)
     if job.need == "try":
         problem = f"the mirror cannot be used now: {reason}; ask again later"

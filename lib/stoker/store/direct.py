@@ -203,7 +203,7 @@ class DiskFullError(StorageError):
     """The target disk has no room; the caller tries again when space is free."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"{message}; free some space: Stoker goes on by itself", errno.ENOSPC)
+        super().__init__(f"{message}; free some space: Stoker continues by itself", errno.ENOSPC)
 
 
 def insist_on_room(folder: Path, size: int, floor: int) -> None:

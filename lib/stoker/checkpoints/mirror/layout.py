@@ -77,7 +77,7 @@ def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) 
     """
     with storage_errors("look at", warm.root):
         if not warm.root.is_dir():
-            raise UnavailableError(f"{warm.root} is not there; mount the disk: it goes on by itself")
+            raise UnavailableError(f"{warm.root} is not there; mount the disk: it continues by itself")
         if expected and not mirror.is_dir():
             raise UnavailableError(
                 f"{mirror} is not there, but checkpoints were copied there before; mount the disk, or, if "

@@ -154,7 +154,7 @@ def _measure(pipeline: Pipeline, listed: Listed, manners: Manners, missing: list
         click.echo(f"                download.bandwidth allows {rate / 1e6:,.1f} MB/s")
     unsized = sum(file.size is None for file in missing)
     if unsized and not sizes:
-        click.echo("time            not known: the server tells no sizes")
+        click.echo("time            not known: the server gives no sizes")
         return 0
     left = sum(file.size or 0 for file in missing) + (unsized * sum(sizes) / len(sizes) if unsized else 0)
     if unsized:

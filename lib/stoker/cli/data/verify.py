@@ -290,7 +290,7 @@ class Check:
             yield f"not looked at: {counts(dict(sorted(away.items())))}"
         if count := sum(receipt.state == "unproven" for receipt in self.receipts):
             such = f"{plural(count, 'file')} came without a length or a sum, unproven"
-            yield f"note: {such}: nothing tells whether it is whole"
+            yield f"note: {such}: nothing shows whether it is whole"
         if self.is_cached:
             yield "note: read through the page cache where the file system lets nothing past it"
         if self.disputed:

@@ -154,7 +154,7 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
     ]
     if changes:
         advice = "Put the old value back, or begin another run with another train.run"
-        yield Fault(("train", "model"), f"run {identity.run} cannot go on: {'; '.join(changes)}. {advice}")
+        yield Fault(("train", "model"), f"run {identity.run} cannot continue: {'; '.join(changes)}. {advice}")
 
 
 def _newest_model(checkpoints: Path) -> Mapping[str, Any]:

@@ -190,7 +190,7 @@ def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile
     names = ("path", "size", "sha256", "how", "cached")
     told = {name: getattr(done, name) for name in names}
     if done.unproven:
-        told["reason"] = "it came without a length, and no sum is listed: nothing tells whether it is whole"
+        told["reason"] = "it came without a length, and no sum is listed: nothing shows whether it is whole"
         return Change(receipt, "file_unproven", told, "warning")
     known = before is not None and before.sha256 == done.sha256
     return Change(receipt, "file_reverified" if known else "file_verified", told)

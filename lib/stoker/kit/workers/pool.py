@@ -220,7 +220,7 @@ class WorkerPool(Generic[F]):
                 path=job.subject,
                 pid=job.worker.pid,
                 reason="it was killed and the kernel does not let it go: a file system does not answer; "
-                "what it worked on stays reserved and goes on by itself once the mount answers",
+                "what it worked on stays reserved and continues by itself once the mount answers",
             )
 
     def stop(self) -> None:

@@ -116,6 +116,6 @@ def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> 
     if not changes:
         return ""
     return (
-        f"run {record.run} cannot go on: {'; '.join(changes)}. Put the old value back in "
+        f"run {record.run} cannot continue: {'; '.join(changes)}. Put the old value back in "
         f"{pipeline.file}, or begin another run with another train.run"
     )
