@@ -88,6 +88,21 @@ def test_a_reusable_worker_takes_the_next_task_of_its_module(pool: WorkerPool[No
     assert len(set(found)) == 1
 
 
+def test_what_a_worker_says_last_is_heard_with_its_own_task(pool: WorkerPool[None]) -> None:
+    spoken: list[tuple[str, str]] = []
+    for word in ("a", "b", "c"):
+        start(pool, word, {"do": "echo", "words": [word]})
+
+        def is_over(subject: str = word) -> bool:
+            pool.wait(0.05)
+            for job, words, _ in pool.hear():
+                spoken.extend((job.subject, said["word"]) for said in words)
+            return subject not in pool
+
+        wait_until(is_over)
+    assert spoken == [("a", "a"), ("b", "b"), ("c", "c")]
+
+
 def test_two_at_once_are_two_workers(pool: WorkerPool[None]) -> None:
     first, second = start(pool, "a", {"do": "burn"}), start(pool, "b", {"do": "pid"})
     assert first.worker.pid != second.worker.pid
