@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stoker.kit.loop import Waiter
@@ -91,15 +92,13 @@ def test_a_reusable_worker_takes_the_next_task_of_its_module(pool: WorkerPool[No
 def test_what_a_worker_says_last_is_heard_with_its_own_task(pool: WorkerPool[None]) -> None:
     spoken: list[tuple[str, str]] = []
     for word in ("a", "b", "c"):
-        start(pool, word, {"do": "echo", "words": [word]})
-
-        def is_over(subject: str = word) -> bool:
-            pool.wait(0.05)
-            for job, words, _ in pool.hear():
-                spoken.extend((job.subject, said["word"]) for said in words)
-            return subject not in pool
-
-        wait_until(is_over)
+        job = start(pool, word, {"do": "say", "word": word})
+        wait_until(job.worker.has_news)
+        # It waits for its next task, so its word and its end are read together.
+        wait_until(lambda pid=job.worker.pid: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+        for heard_job, words, _ in pool.hear():
+            spoken.extend((heard_job.subject, said["word"]) for said in words)
+        assert word not in pool
     assert spoken == [("a", "a"), ("b", "b"), ("c", "c")]
 
 
