@@ -222,6 +222,20 @@ hangs_and_comes_back(Path(sys.argv[1]))
 """
 
 
+def test_a_worker_is_not_ended_for_a_silence_in_which_nobody_listened(
+    pool: WorkerPool[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(pool, "a", {"do": "hang"}, TALKING, silent_s=0.1)
+    wait_until(job.worker.has_news)
+    list(pool.hear())
+    silent_since = time.monotonic()
+    monkeypatch.setattr(pool_module, "FROZEN_S", 0.2)  # as if the machine had been frozen
+    wait_until(lambda: time.monotonic() - silent_since > 0.3)
+    list(pool.hear())
+    assert not job.worker.ending
+    turn_until(pool, lambda: job.worker.ending)
+
+
 @pytest.mark.root
 def test_a_worker_in_a_hung_mount_is_abandoned_until_that_answers(tmp_path: Path) -> None:
     command = apart([sys.executable, "-c", HANGING, str(tmp_path)])

@@ -40,6 +40,7 @@ def fetch_task(root: Path, hub: LoopbackHub, **changes: Any) -> dict[str, Any]:
         "keep_bytes": 1 << 30,
         "hub": {"repo": REPO, "repo_type": "dataset", "endpoint": hub.endpoint},
         "token_file": None,
+        "forget": [],
         **changes,
     }
 

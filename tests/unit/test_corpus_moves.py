@@ -117,6 +117,10 @@ class TestLeaving:
         assert moves(left, contents()) == (Action("evict", "a"),)
         assert moves(left, contents(wanted=frozenset({"a"}), hydrate=("a",))) == (Action("hydrate", "a"),)
 
+    def test_a_set_that_is_wanted_while_it_leaves_comes_back_once_it_has_left(self) -> None:
+        leaving = situation(source("a", evicting=True))
+        assert moves(leaving, contents(wanted=frozenset({"a"}), hydrate=("a",))) == (Action("evict", "a"),)
+
     def test_a_set_that_waits_for_quarantine_is_not_moved(self) -> None:
         wrong = situation(source("a", evicted=True), convicted={"a"})
         assert moves(wrong, contents(hydrate=("a",))) == ()

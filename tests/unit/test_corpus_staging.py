@@ -154,6 +154,14 @@ class TestStaging:
             sweep_main({"remove": [str(memory)]}, Recorder())  # type: ignore[arg-type]
         assert not memory.exists()
 
+    def test_what_cannot_be_removed_stops_no_other_removal(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            (tmp_path / name).write_bytes(b"x")
+        stuck = str(tmp_path / "a" / "below a file")
+        paths = [str(tmp_path / "no folder" / "c"), stuck, str(tmp_path / "b")]
+        result = sweep_main({"remove": paths}, Recorder())  # type: ignore[arg-type]
+        assert list(result["failed"]) == [stuck] and _names(tmp_path) == ["a"]
+
     @pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, 5 * PAGE + 1, 20 * PAGE])
     def test_a_copy_is_right_at_every_size_and_read_once(
         self, tmp_path: Path, size: int, copying: None, monkeypatch: pytest.MonkeyPatch

@@ -231,7 +231,11 @@ class TestCleaning:
         assert shard.end(sweeper, Outcome("storage", "EIO")) == ["alert sweep_failed"]
         assert shard.state.busy() == {"a": "sweep"}, "it is tried again"
         shard.job("sweep", shard.state.hot.sweeper)
-        assert shard.done(sweeper) == []
+        failed = {shard.state.parquet(source): "EIO"}
+        assert shard.done(sweeper, failed=failed) == ["alert sweep_failed"]
+        assert shard.state.busy() == {"a": "sweep"}, "what is there still is tried again"
+        shard.job("sweep", shard.state.hot.sweeper)
+        assert shard.done(sweeper, failed={}) == []
         assert shard.state.busy() == {}
 
     def test_once_gives_up_what_cannot_be_removed(self, make_shard: MakeShard) -> None:

@@ -59,6 +59,7 @@ class Fetcher:
         self._is_leaving = False
         self._claimed = -1  # bytes; -1: unknown, from an earlier daemon
         self._claim_due = 0.0
+        self._left: set[str] = set()  # files that left the source in the middle of their transfer
 
     # Requests to the worker
 
@@ -73,7 +74,13 @@ class Fetcher:
                 for each in self._state.receipts.values()
             )
             self._pool.start(self._fetch, FETCHER, self._task(expected=expected), None)
+            self._left.clear()
         return FETCHER in self._pool and not self._is_leaving
+
+    def leave(self, path: str) -> None:
+        """Ends the worker; the next one removes the bytes of this file, which is not listed any more."""
+        self._left.add(path)
+        self.end()
 
     def end(self) -> None:
         """Ends the worker, which forgets its files; received bytes stay."""
@@ -108,6 +115,7 @@ class Fetcher:
             "keep_files": quarantine.keep_files,
             "keep_bytes": quarantine.keep_bytes,
             "owner": pipeline.owner,
+            "forget": sorted(self._left - self._state.work.pending.keys()),
             **access_to(pipeline.dataset.source),
         }
 

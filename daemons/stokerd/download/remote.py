@@ -118,9 +118,10 @@ class RemoteSource(Source[RemoteFile]):
         self._select(dict(islice(listed.files.items(), self.pipeline.dataset.limit.files)))
         for path, transfer in self.state.transfers.items():
             file, wish = work.pending.get(path), transfer.wish
-            if (
-                file is None
-                or wish is None
+            if file is None:
+                self.fetcher.leave(path)
+            elif (
+                wish is None
                 or file.at(self.repo, wish.revision).url != wish.url
                 or (file.identity != wish.identity)
             ):

@@ -47,6 +47,7 @@ class Source(Generic[L]):
         self.listing_due = 0.0  # when the listing may be written again, monotonic seconds
         self._kept = (0, -1)  # `listed` and `changes` as of the written listing
         self._warned: set[tuple[str, ...]] = set()
+        self._vanished: set[str] = set()
         self.foreign_files = 0
 
     @property
@@ -95,9 +96,14 @@ class Source(Generic[L]):
             self.warn_once("files_list_unknown", self.shown, str(error))
 
     def tell_vanished(self, gone: Collection[str], reason: str) -> None:
-        """Records files with a receipt that left the source, each once, at most VANISHED_SHOWN."""
-        for path in sorted(gone)[:VANISHED_SHOWN]:
-            self.warn_once("source_vanished", path, reason)
+        """Records files with a receipt that left the source, once; beyond VANISHED_SHOWN their number."""
+        new = sorted(set(gone) - self._vanished)
+        self._vanished = set(gone)
+        for path in new[:VANISHED_SHOWN]:
+            self.events.record("source_vanished", level="warning", path=path, reason=reason)
+        if (more := len(new) - VANISHED_SHOWN) > 0:
+            said = f"{more} more files are not listed any more"
+            self.events.record("source_vanished", level="warning", path="", reason=said)
 
     def take_foreign(self, foreign: Sequence[str], count: int) -> None:
         """Records another client's unfinished files when their number changes."""

@@ -208,7 +208,8 @@ def _landing(state: State) -> dict[str, Any]:
     records = state.records
     if not records.is_fetched:
         return {}
-    here = (path for path in records.demandable if records.receipts[path].usable)
+    found = ((path, records.receipts.get(path)) for path in records.demandable)
+    here = (path for path, receipt in found if receipt is not None and receipt.usable)
     asked = {"release": len(records.demand.unneeded), "fetch": len(records.demand.missed)}
     return {"landing": {"unneeded_bytes": sum(state.sources[path].size for path in here), "asked": asked}}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN_S = 15.0
 LOOK_EVERY_S, MEASURE_EVERY_S = 30.0, 5.0
+SWEPT_AT_ONCE = 1000  # paths: a task is one line of at most 4 MiB
 # The events of a disk that goes away and comes back.
 AWAY: Mapping[str, tuple[str, str]] = {
     "hot": ("list_failed", "list_succeeded"),
@@ -260,7 +262,7 @@ def on_end(state: State, job: Job[Work], outcome: Outcome) -> Iterator[Effect]:
     disk.lost(outcome.reason if outcome.code == UnavailableError.exit_code else "")
     state.retries.failed(disk.lister)
     yield _unavailable(disk, outcome.reason)
-    end_once(state, disk.lister, _missing(disk, outcome))
+    end_once(state, disk.lister, _missing(disk, outcome.reason))
 
 
 def _unavailable(disk: Disk, reason: str) -> Effect:
@@ -269,8 +271,8 @@ def _unavailable(disk: Disk, reason: str) -> Effect:
     return Alert(AWAY[disk.place][0], fields={"path": str(disk.root), "reason": reason})
 
 
-def _missing(disk: Disk, outcome: Outcome) -> UnavailableError:
-    return UnavailableError(f"{disk.root}: {outcome.reason}; is the disk there?")
+def _missing(disk: Disk, reason: str) -> UnavailableError:
+    return UnavailableError(f"{disk.root}: {reason}; is the disk there?")
 
 
 def _disk_of(state: State, subject: str) -> Disk:
@@ -299,22 +301,32 @@ class SweepWork(Work):
 
 def _begin_sweep(state: State, sweeper: str) -> Iterator[Effect]:
     disk = _disk_of(state, sweeper)
-    paths = list(disk.litter)
+    paths = list(islice(disk.litter, SWEPT_AT_ONCE))
     yield Begin(SWEEP, sweeper, {"remove": paths, "disks": marks(disk)}, SweepWork(paths=paths))
 
 
-def _swept(state: State, job: Job[SweepWork], _result: Message) -> Iterator[Effect]:
-    state.retries.succeeded(job.subject)
+def _swept(state: State, job: Job[SweepWork], result: Message) -> Iterator[Effect]:
+    """Forgets what was removed; what could not be removed comes last, after a delay."""
+    litter, failed = _disk_of(state, job.subject).litter, result["failed"]
     for path in job.facts.paths:
-        _disk_of(state, job.subject).litter.pop(path, None)
-    return iter(())
+        of = litter.pop(path, None)
+        if path in failed:
+            litter[path] = of
+    if failed:
+        yield from _delay_sweep(state, job, next(iter(failed.values())))
+    else:
+        state.retries.succeeded(job.subject)
 
 
 def _not_swept(state: State, job: Job[SweepWork], outcome: Outcome) -> Iterator[Effect]:
+    yield from _delay_sweep(state, job, outcome.reason)
+
+
+def _delay_sweep(state: State, job: Job[SweepWork], reason: str) -> Iterator[Effect]:
     disk = _disk_of(state, job.subject)
     state.retries.failed(disk.sweeper)
-    yield Alert("sweep_failed", disk.place, fields={"place": disk.place, "reason": outcome.reason})
-    end_once(state, disk.sweeper, _missing(disk, outcome))
+    yield Alert("sweep_failed", disk.place, fields={"place": disk.place, "reason": reason})
+    end_once(state, disk.sweeper, _missing(disk, reason))
 
 
 SWEEP = ShardActivity(

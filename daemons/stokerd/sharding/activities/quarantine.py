@@ -139,11 +139,9 @@ def _release(state: State, request: Request) -> Mapping[str, Any] | None:
 def _round(state: State, request: Request) -> Mapping[str, Any] | None:
     """Returns the answer to a request to recheck everything, None until all is rechecked."""
     quarantine = state.records.quarantine
-    if request.id not in quarantine.rounds:
-        waiting = due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0)
-        quarantine.rounds[request.id] = {kept.name: "" for kept in waiting}
-    verdicts = quarantine.rounds[request.id]
-    if any(verdicts.get(kept.name) == "" for kept in quarantine.kept if kept.released is None):
+    waiting = due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0)
+    verdicts = quarantine.rounds.setdefault(request.id, {kept.name: "" for kept in waiting})
+    if any(verdicts.get(kept.name) == "" for kept in waiting):  # one that got other content waits no longer
         return None
     del quarantine.rounds[request.id]
     ends = Counter(verdicts.values())

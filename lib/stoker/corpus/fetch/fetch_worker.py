@@ -130,6 +130,8 @@ class FetchWorker:
     def run(self) -> dict[str, Any]:
         """Reads requests and commits received bytes, until the input closes or a stop is asked."""
         self._landing.sweep()
+        for path in self._task["forget"]:
+            self._landing.forget(path)
         device = self._landing.root.stat().st_dev
         self._report("ready", foreign=self._landing.foreign(_FOREIGN_SHOWN), device=device)
         for caller in self._callers:

@@ -7,11 +7,15 @@ one thread.
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
+import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,13 +34,13 @@ _AGENT = "stoker/1 (+file transfer)"
 
 @dataclass(frozen=True)
 class Manners:
-    """Settings of requests: the seconds for a connection and between two bytes; the hub, and the token for
-    the hub alone."""
+    """Settings of requests: the hub and its token; seconds to connect, between two bytes, for a head."""
 
     connect_s: float
     read_s: float
     hub: HubRepo | None = None
     token: str | None = None
+    head_s: float = 120.0
 
 
 class Caller:
@@ -57,6 +61,7 @@ class Caller:
         self._client.headers = httpx2.Headers(
             {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
         )
+        self._sockets = weakref.WeakSet[socket.socket]()
 
     @contextlib.contextmanager
     def open(
@@ -94,7 +99,10 @@ class Caller:
         if self._manners.token and origin(url) == self._hub:
             own["Authorization"] = f"Bearer {self._manners.token}"
         with _failures(where, "connect"):
-            response = self._client.send(self._client.build_request("GET", url, headers=own), stream=True)
+            extensions = {"trace": self._connected}
+            request = self._client.build_request("GET", url, headers=own, extensions=extensions)
+            with self._limited():
+                response = self._client.send(request, stream=True)
         try:
             yield response
         finally:
@@ -105,8 +113,30 @@ class Caller:
         # A short body is read to its end; otherwise the connection could not be used again.
         length = response.headers.get("content-length", "")
         if length.isdecimal() and int(length) <= _SHORT_BODY:
-            with contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
+            with self._limited(), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, OSError):
                 response.read()
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        # The client's own timeouts are between two bytes; only closing the socket ends a head that drips.
+        timer = threading.Timer(self._manners.head_s, self._hang_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _hang_up(self) -> None:
+        for each in list(self._sockets):
+            with contextlib.suppress(OSError, ValueError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _connected(self, event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            found = info["return_value"].get_extra_info("socket")
+            if found is not None:
+                self._sockets.add(found)
 
     def _refusal(self, answer: Answer) -> FetchFailed:
         hub = self._manners.hub

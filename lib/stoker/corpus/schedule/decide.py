@@ -185,10 +185,11 @@ def decide_moves(situation: Situation, now: float) -> tuple[Action, ...]:
     if not warm.answers:
         return tuple(_kept_hot(situation, now))
     left = (path for path in catalog.left_behind(situation.published) if path not in warm.wanted)
+    # Finish begun evictions; and evict from hot a set that by its record is on warm only, unless wanted.
+    leaving = dict.fromkeys((*catalog.evicting, *left))
     return (
-        # Finish begun evictions; and evict from hot a set that by its record is on warm only, unless wanted.
-        *situation.starts("evict", dict.fromkeys((*catalog.evicting, *left)), now),
-        *situation.starts("hydrate", warm.hydrate, now),
+        *situation.starts("evict", leaving, now),
+        *situation.starts("hydrate", (path for path in warm.hydrate if path not in leaving), now),
         *situation.starts("sync", catalog.unsynced if warm.writable else (), now),
         *situation.starts("recall", situation.unclaimed(sorted(situation.recallable)), now),
     )

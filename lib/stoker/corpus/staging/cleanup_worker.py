@@ -1,11 +1,12 @@
 """Worker: removes files and directories that are no longer needed from hot, durably.
 
 task: {"remove": [paths]}; messages: {"kind": "progress", "removed"}
-result: {}
+result: {"failed": {path: reason}}, the paths that are there still
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ from stoker.store.files import remove_durably
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Removes each path, file or directory; a missing path is no error."""
+    """Removes each path, file or directory; a missing path or parent is no error."""
+    failed: dict[str, str] = {}
     for number, path in enumerate(task["remove"], 1):
-        remove_durably(Path(path))
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                remove_durably(Path(path))
+        except OSError as error:
+            failed[path] = str(error)
         report("progress", removed=number)
-    return {}
+    return {"failed": failed}
 
 
 if __name__ == "__main__":

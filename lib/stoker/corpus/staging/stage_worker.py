@@ -41,7 +41,7 @@ from stoker.store.direct import (
     hash_file,
     insist_on_room,
 )
-from stoker.store.errors import FULL, UnavailableError
+from stoker.store.errors import FULL, Transient, UnavailableError
 from stoker.store.files import below, file_beneath, make_dir, move_durably, opened, unlink_durably
 
 LOOK_BYTES = 64 << 20  # between two checks of the free space
@@ -99,6 +99,9 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         past_cache=True,  # as the hash was taken: the page cache convicts no file
     )
     if flaw is not None:
+        # Of a copy only what was written is known: the content is bad where the disk holds the same.
+        if _hashed("kept", target, tell).sha256 != task["sha256"]:
+            raise Transient(f"{target}: the disk gives back other bytes than were written; copied again")
         return {"status": "bad", **flaw.fields()}
     return {"status": "staged", **asdict(brought)}
 

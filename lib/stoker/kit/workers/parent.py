@@ -202,6 +202,10 @@ class Worker:
             return 0.0
         return (time.monotonic() if now is None else now) - self._killed_at
 
+    def forgive_silence(self) -> None:
+        """Restarts the times of silence and of no work: the daemon, or the whole machine, was frozen."""
+        self._last_word = self._moved_at = time.monotonic()
+
     def _look(self, now: float) -> Bound | None:
         """Returns the exceeded bound, measured from outside: a worker that holds the GIL cannot report."""
         sample, bounds = sample_process(self.pid), self._bounds

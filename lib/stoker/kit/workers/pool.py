@@ -16,6 +16,7 @@ from stoker.store.errors import Transient, UnknownFormat
 
 POOL_VARIABLE = "STOKER_CREW"  # names the pool, so that its workers are found after their daemon died
 STOP_GRACE_S = 5.0
+FROZEN_S = 30.0  # between two hearings: the daemon was frozen, its workers maybe with it
 LOOK_S = 1.0  # between two checks of the workers' bounds
 IDLE_S = 60.0  # how long an idle worker is kept for the next task of its module
 ABANDONED = "abandoned"  # the activity shown for a subject whose worker the kernel does not let go
@@ -108,6 +109,7 @@ class WorkerPool(Generic[F]):
         self._most_rss_bytes, self._recycle_rss_bytes = most_rss_bytes, recycle_rss_bytes
         self._jobs: dict[str, Job[F]] = {}
         self._idle: list[_Idle] = []
+        self._heard_at = time.monotonic()
 
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
         """Gives a task to an idle worker if the activity is reusable, else to a new worker."""
@@ -187,7 +189,10 @@ class WorkerPool(Generic[F]):
         A finished task of a reusable worker counts as an end.
         """
         now = time.monotonic()
+        is_thawed, self._heard_at = now - self._heard_at > FROZEN_S, now
         for job in list(self._jobs.values()):
+            if is_thawed:
+                job.worker.forgive_silence()
             messages, ended = job.worker.hear(now)
             if ended is not None:
                 self._waiter.remove_fd(job.worker.fileno())
