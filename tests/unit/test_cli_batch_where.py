@@ -267,6 +267,24 @@ def test_a_log_and_a_checkpoint_that_contradict_each_other_are_not_believed(
     assert (code, "step 5 has position [0, 30], its checkpoint at [0, 29]" in words) == (65, True)
 
 
+def test_a_run_whose_log_has_a_gap_does_not_hide_the_other_runs(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = FakeRun(site)
+    run.plan(*BUILT)
+    run.train(12, 6)
+    old = run.run.root.with_name("old")
+    shutil.copytree(run.run.root, old)
+    metrics = old / run.run.metrics.relative_to(run.run.root)
+    rows = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(rows[:1] + rows[-1:]))
+    for path, row in sorted({label for window in run.steps[0, 5] for label in run.labels(window)}):
+        assert exit_code(["where", str(site.file), f"{path}:{row}"]) == 65
+        told = capsys.readouterr().out
+        assert "  run main at step 12 of timeline 0: seen in step" in told
+        assert "  run old: " in told and "no row between steps 1 and 12" in told
+
+
 def test_another_set_in_the_place_of_the_planned_one_is_not_read(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,9 +32,17 @@ def test_a_repository_is_a_name_with_or_without_its_owner(repo: str) -> None:
     assert repo_fault(repo) == ""
 
 
-@pytest.mark.parametrize("repo", ["https://hub.co/org/m", "datasets/org/d", "../x", "a b/c", "-x/y"])
-def test_what_is_no_repositorys_name_is_refused(repo: str) -> None:
-    assert "write owner/name" in repo_fault(repo)
+@pytest.mark.parametrize(
+    ("repo", "hint"),
+    [
+        ("https://huggingface.co/datasets/org/d", "write org/d, and repo_type: dataset; another hub"),
+        ("https://hub.co/org/m/tree/main", "write org/m; another hub"),
+        ("datasets/org/d", "write org/d, and repo_type: dataset"),
+        *((repo, "write owner/name") for repo in ("../x", "a/b/c", "a b/c", "-x/y", "https://hub.co/gpt2")),
+    ],
+)
+def test_what_is_no_repositorys_name_is_refused_with_the_name_it_holds(repo: str, hint: str) -> None:
+    assert hint in repo_fault(repo)
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/convert/parquet", "feature/x", "a" * 40])

@@ -6,6 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 _REPO = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
+_PAGE = re.compile(r"(https?://[^/]+/)?(?:(dataset|space|model)s/)?([^/]+/[^/?#]+)")
 # Text that git allows in no branch or tag (git-check-ref-format).
 _NO_REVISION = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[/.-]|[/.]$|//")
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{16,}")
@@ -15,7 +16,11 @@ def repo_fault(repo: str) -> str:
     """Returns the error text for a repository's name on a hub, "" for a valid name."""
     if _REPO.fullmatch(repo):
         return ""
-    return f"{without_secrets(repo)!r} is no repository's name; write owner/name"
+    hint, page = "owner/name", _PAGE.match(repo)
+    if page and (page[1] or page[2]):
+        hint = page[3] + (f", and repo_type: {page[2]}" if page[2] else "")
+        hint += "; another hub than the public one is dataset.source.endpoint" if page[1] else ""
+    return f"{without_secrets(repo)!r} is no repository's name; write {hint}"
 
 
 def revision_fault(revision: str) -> str:

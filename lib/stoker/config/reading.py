@@ -106,6 +106,13 @@ def read_auto_or_count(value: object) -> int | str:
     return "auto" if value == "auto" else count
 
 
+def read_devices(value: object) -> object:
+    """Reads `auto` alone."""
+    if value != "auto":
+        raise ValueError("this version does not choose devices yet; write auto")
+    return value
+
+
 def read_epochs(value: object) -> int | None:
     """Reads a number of epochs of at least 1; returns None for `unlimited`."""
     count = None if value in (None, "unlimited") else read_count(value)
@@ -181,5 +188,6 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[Number, Field(ge=0, lt=1)]
 AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(read_auto_or_count)]
 Precision = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(read_precision)]
+Devices = Annotated[Literal["auto"], BeforeValidator(read_devices)]
 Epochs = Annotated[int | None, BeforeValidator(read_epochs)]
 Follow = Annotated[Literal[False, "new_commits"], BeforeValidator(read_follow)]

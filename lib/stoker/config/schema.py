@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from stoker.config.reading import (
     AutoOrCount,
     DatasetName,
+    Devices,
     Epochs,
     FilePath,
     Flag,
@@ -215,7 +216,7 @@ class Checkpoint(Section):
 
 class Launcher(Section):
     processes: Positive = 1
-    devices: Literal["auto"] = "auto"  # this version does not choose devices
+    devices: Devices = "auto"
 
 
 class Train(Section):

@@ -120,8 +120,8 @@ def _shards(body: Mapping[str, Any]) -> Iterator[Row]:
     for what in ("documents", "tokens"):
         train, val = format_count(body[what]["train"]), format_count(body[what]["val"])
         yield what, f"{train} to train on, {val} held out"
-    if imported := sum(body.get("imported", {}).values()):
-        unknown = body["imported"]["unknown"]
+    known, unknown = (body.get("imported", {}).get(what, 0) for what in ("known", "unknown"))
+    if imported := known + unknown:
         told = f", documents of {unknown:,} not known" if unknown else ""
         yield "imported", f"{plural(imported, 'set')}, rows not known{told}"
     yield "rows dropped", counts(body["dropped"]) if body.get("dropped") else ""

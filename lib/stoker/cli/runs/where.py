@@ -18,7 +18,7 @@ from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
 from stoker.plan.log import Segment
 from stoker.plan.permutation import invert
-from stoker.store.errors import UsageError
+from stoker.store.errors import DataError, UsageError
 
 WORDS = {
     "applied": "step {}",
@@ -32,15 +32,17 @@ WORDS = {
 @pipeline_file
 @click.argument("source_row", metavar="SOURCE:ROW")
 @json_option
-def where(pipeline: Pipeline, source_row: str, as_json: bool) -> None:
-    """Show which steps of each run saw a ROW of a SOURCE, and which are planned to.
+def where(pipeline: Pipeline, source_row: str, as_json: bool) -> int:
+    """Show which steps of each run saw a ROW of a SOURCE, and where a plan names it that is not read yet.
 
     SOURCE is the file's path in the dataset as `stoker audit` and `stoker batch` name it, ROW counts from 0.
-    Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 69 its shard set is not
-    available now.
+    Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 65 files of a run
+    contradict each other, the answer says which and shows the other runs; 69 its shard set is not available
+    now.
     """
     report = find(pipeline, *parse(source_row))
     answer(report, report_lines(report), as_json=as_json)
+    return DataError.exit_code if any("problem" in run for run in report["runs"]) else 0
 
 
 def parse(source_row: str) -> tuple[str, int]:
@@ -100,31 +102,36 @@ def _fate(library: Library, source: Source, row: int) -> tuple[dict[str, Any], D
 def _runs(
     pipeline: Pipeline, source: Source, row: int, library_of: Callable[[str], Library]
 ) -> Iterator[dict[str, Any]]:
-    """Yields for each run over this dataset the windows that hold a row, by the build the run began with."""
+    """Yields for each run over this dataset the windows that hold a row, or the problem with its files."""
     for name in run_names(pipeline.layout):
-        identity = read_identity(pipeline.layout, name)
-        if identity.dataset != pipeline.dataset.name:
-            continue
-        history = History(pipeline, name, run_id=identity.run_id)
-        library = library_of(identity.build_id)
-        key = library.key_of(source)
-        naming = [segment for segment in history.plan.segments if any(key == one for one, _ in segment.sets)]
-        document = _fate(library, source, row)[1] if naming else None
-        windows: list[dict[str, Any]] = []
-        tails: list[int] = []
-        for segment in naming:
-            found = [] if document is None else list(_windows(segment, key, document, library))
-            tails += [] if found or document is None else [segment.n]
-            windows += [{**one, **vars(history.use(segment.n, one["offset"]))} for one in found]
-        yield {
-            "run": name,
-            "timeline": history.timeline,
-            "step": history.last.step,
-            "planned": bool(naming),
-            "steps": sorted({one["step"] for one in windows if one["state"] == "applied"}),
-            "windows": sorted(windows, key=lambda one: (one["entry"], one["offset"])),
-            "tail_of": tails,
-        }
+        try:
+            identity = read_identity(pipeline.layout, name)
+            if identity.dataset == pipeline.dataset.name:
+                history = History(pipeline, name, run_id=identity.run_id)
+                yield {"run": name, **_uses(history, source, row, library_of(identity.build_id))}
+        except DataError as problem:
+            yield {"run": name, "problem": str(problem)}
+
+
+def _uses(history: History, source: Source, row: int, library: Library) -> dict[str, Any]:
+    """Returns the windows of a run that hold a row, by the build that the run began with."""
+    key = library.key_of(source)
+    naming = [segment for segment in history.plan.segments if any(key == one for one, _ in segment.sets)]
+    document = _fate(library, source, row)[1] if naming else None
+    windows: list[dict[str, Any]] = []
+    tails: list[int] = []
+    for segment in naming:
+        found = [] if document is None else list(_windows(segment, key, document, library))
+        tails += [] if found or document is None else [segment.n]
+        windows += [{**one, **vars(history.use(segment.n, one["offset"]))} for one in found]
+    return {
+        "timeline": history.timeline,
+        "step": history.last.step,
+        "planned": bool(naming),
+        "steps": sorted({one["step"] for one in windows if one["state"] == "applied"}),
+        "windows": sorted(windows, key=lambda one: (one["entry"], one["offset"])),
+        "tail_of": tails,
+    }
 
 
 def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
@@ -146,7 +153,9 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{report['source']} has the content of {report['twin']}, which stands for both"
     yield f"{report['source']} row {report['row']}: {_fate_words(report)}"
     for run in report["runs"]:
-        if run["windows"] or report["fate"] not in ("held_out", "filtered"):
+        if "problem" in run:
+            yield f"  run {run['run']}: {run['problem']}"
+        elif run["windows"] or report["fate"] not in ("held_out", "filtered"):
             yield from _run_lines(run)
 
 
