@@ -79,6 +79,16 @@ def test_the_newest_is_never_pruned(steps: list[int], keep_last: int) -> None:
     assert len(steps) - len(gone) == min(len(steps), max(1, keep_last))
 
 
+@pytest.mark.parametrize("place", ["step-000000005", ".tmp-pruned-step-000000005"])
+def test_a_removal_takes_a_link_away_and_leaves_what_it_points_to(tmp_path: Path, place: str) -> None:
+    root, elsewhere = tmp_path / "root", seal(tmp_path / "elsewhere", 5)
+    seal(root, 5) if place.startswith(".tmp") else root.mkdir()
+    (root / place).symlink_to(elsewhere)
+    assert remove_checkpoint(root / "step-000000005")
+    assert names(root) == []
+    assert prove_checkpoint(elsewhere).verdict == "proven"
+
+
 def test_a_removal_leaves_a_whole_checkpoint_or_none_after_every_crash() -> None:
     def prepare(root: Path) -> None:
         seal(root, 5)

@@ -147,6 +147,23 @@ def test_a_wrong_copy_is_replaced_once_it_is_not_read(place: Place) -> None:
     assert names(copy.parent) == [copy.name]
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "link to nowhere"])
+def test_what_is_no_directory_under_a_copys_name_does_not_stop_the_mirror(
+    place: Place, tmp_path: Path, kind: str
+) -> None:
+    source, elsewhere = place.seal(), seal(tmp_path / "elsewhere", 5)
+    copy, before = place.mirror / place.name(source), tree(elsewhere)
+    copy.parent.mkdir(parents=True)
+    for path in (copy, copy.with_name(".tmp-step-000000005-00000000")):
+        if kind == "file":
+            path.write_text("a note")
+        else:
+            path.symlink_to(elsewhere if kind == "link" else "nowhere")
+    assert place.copy(source)
+    assert names(copy.parent) == [copy.name]
+    assert (tree(copy), tree(elsewhere)) == (tree(source), before)
+
+
 @pytest.mark.parametrize("name", ["checkpoint.json", "model-00001.safetensors"])
 def test_a_source_that_rotted_since_its_proof_is_not_copied(place: Place, name: str) -> None:
     source = place.seal()

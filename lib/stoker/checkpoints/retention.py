@@ -25,7 +25,7 @@ from stoker.checkpoints.format import (
 )
 from stoker.kit.lock import still_named
 from stoker.store.errors import DataError, UnknownFormat, storage_errors
-from stoker.store.files import move_durably, opened, remove_tree
+from stoker.store.files import move_durably, opened, remove_durably, unlink_durably
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,23 @@ def prune(losses: Mapping[int, float | None], policy: RetentionPolicy) -> list[i
 def remove_checkpoint(path: Path) -> bool:
     """Removes a checkpoint's name by one rename, then its files; a crash leaves a rest that a sweep finds.
 
-    Returns False and changes nothing while a reader holds the checkpoint.
+    Returns False and changes nothing while a reader holds the checkpoint. In its place a
+    file or a link is removed, never what the link points to.
     """
     condemned = path.parent / f"{PRUNED}{path.name}"
+    with storage_errors("open", path):
+        is_directory = path.is_dir() and not path.is_symlink()
+    if not is_directory:
+        unlink_durably(path)
+        return True
     with storage_errors("open", path), opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         try:
             _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        remove_tree(condemned)
+        remove_durably(condemned)
         move_durably(path, condemned)
-    remove_tree(condemned)
+    remove_durably(condemned)
     return True
 
 
@@ -73,7 +79,7 @@ def sweep_leftovers(checkpoints_dir: Path) -> list[str]:
         return []
     leftovers = [name for name in names if name.startswith((TEMPORARY, PRUNED))]
     for name in leftovers:
-        remove_tree(checkpoints_dir / name)
+        remove_durably(checkpoints_dir / name)
     return leftovers
 
 

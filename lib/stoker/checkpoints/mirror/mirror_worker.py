@@ -54,6 +54,7 @@ from stoker.store.files import (
     inside,
     make_dir,
     publish_dir,
+    remove_durably,
     remove_tree,
     sweep_temporaries,
     temporary_beside,
@@ -278,7 +279,7 @@ def sweep(mirror: Path, sparing: Path) -> None:
     """Removes leftovers of interrupted copies and removals; `sparing` is the copy to continue."""
     for path in mirror.glob("t*/.tmp-*"):
         if path != sparing:
-            remove_tree(path)
+            remove_durably(path)
     if mirror.is_dir():
         sweep_temporaries(mirror)
 
