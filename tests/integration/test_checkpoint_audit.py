@@ -280,7 +280,7 @@ def test_a_timeline_that_had_to_begin_before_its_fork_balances(run: Run) -> None
     ("launches", "words"),
     [
         ([(0, 0, BATCH * 2)], "step 1 is 16 windows after step 0, its launch trained on 32 a step"),
-        ([(0, 10, BATCH)], "10 steps from 1 on were made by no launch on record"),
+        ([(0, 10, BATCH)], ": steps from 1 on were made by no launch on record"),
         ([(0, 0, BATCH), (1, 20, BATCH)], "is of timeline 1, timelines.jsonl ends at 0"),
     ],
 )
@@ -596,4 +596,16 @@ def test_many_wrong_rows_do_not_bury_the_rest(run: Run) -> None:
     run.rows = [{**row, "tokens": 0} if "loss" in row else row for row in run.rows]
     findings = found(run)
     assert len(findings) == 21
-    assert findings[-1].endswith("7 more findings")
+    assert findings[-1].endswith("more findings than these 20")
+
+
+def test_a_finding_stands_while_the_run_trains_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.launches((0, 900, BATCH))
+
+    def train_on(layout: RunLayout, deep: bool) -> dict[str, Any]:
+        run.train(run.rows[-1]["step"] + 1, after=run.rows[-1]["step"])
+        run.launches((0, 900, BATCH))
+        return {}
+
+    monkeypatch.setattr(audit_module, "_proofs", train_on)
+    assert any("steps from 1 on were made by no launch" in finding for finding in found(run))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +15,16 @@ from stoker.plan.growth import AHEAD_BATCHES
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
 from stoker.plan.residency import reach_from
+from stoker.store.errors import StorageError
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
+from stoker.supervise.actions import KeepBooks
 from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.state import Phase
 from stokerd.supervision import data
 from stokerd.supervision.accounts import Accounts
 from stokerd.supervision.data import STALL_S
+from stokerd.supervision.effects import KEEP_S, Effects
 from support.pipelines import make_pipeline
 from support.plan_data import fake_set, plan_of, segment
 
@@ -107,6 +113,41 @@ def test_where_not_even_a_few_batches_fit_a_launch_makes_one(hot: Hot, tmp_path:
         hot.now += waited
         one.look()
         assert one.reach == reach
+
+
+def test_the_plan_grows_again_after_a_rest_of_its_own_length_or_a_proof(hot: Hot, tmp_path: Path) -> None:
+    grown: list[float] = []
+
+    def grow(*_: Any) -> tuple[()]:
+        grown.append(hot.now)
+        hot.now += 2.0
+        return ()
+
+    def nothing(*_: Any) -> dict[str, str]:
+        return {}
+
+    vars(hot).update(grow=grow, to_prove=nothing, unproven=nothing, proven=nothing)
+    one = Launches(hot, tmp_path).data
+    for then in (100.0, 109.0, 110.0, 113.0):
+        hot.now = then
+        one.grow(cast(Any, None), 1)
+    one.whole("ab", "cd")
+    one.grow(cast(Any, None), 1)
+    assert grown == [100.0, 110.0, 113.0]
+
+
+def test_books_that_cannot_be_kept_wait_for_their_time(tmp_path: Path) -> None:
+    changed: dict[str, Any] = {}
+    began = time.monotonic()
+
+    def full() -> None:
+        raise StorageError("the disk is full", errno.ENOSPC)
+
+    run: Any = SimpleNamespace(state=SimpleNamespace(phase=Phase.TRAINING), change=changed.update)
+    run.planner = SimpleNamespace(pin=full)
+    with pytest.raises(StorageError):
+        Effects._keep_books(cast(Any, SimpleNamespace(run=run)), KeepBooks())
+    assert changed["keep_at"] > began + KEEP_S / 2
 
 
 def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Path) -> None:

@@ -173,11 +173,14 @@ def request(args: Any, condition: Any = None, verb: str = "rollback") -> Request
         ({}, None, "rollback: to: "),
         ({"to": -1}, None, "to: .* greater than or equal to 0, not -1"),
         ({"to": True}, None, "to: .* integer, not True"),
-        ({"to": 1, "skips": []}, None, "skips: "),
+        ({"to": 1, "skips": []}, None, "has no 'skips'; it has to, skip, reason, and if timeline"),
+        ({"to": 1, "lost": "ab" * 8}, None, "has no 'lost'"),
+        ({"to": 1, "request": "r-8"}, None, "has no 'request'"),
+        ({"to": 900}, {"to": 1}, "has no 'to'"),
         ({"to": 1, "skip": [[1]]}, None, r"skip\.0\.1: "),
         ({"to": 1, "skip": 3}, None, "skip: .* not 3"),
         ({"to": 1}, {"timeline": "0"}, "timeline: .* not '0'"),
-        ({"to": 1}, {"step": 0}, "step: "),
+        ({"to": 1}, {"step": 0}, "has no 'step'"),
     ],
 )
 def test_a_request_that_says_something_else_is_refused(args: Any, condition: Any, said: str) -> None:
@@ -185,9 +188,11 @@ def test_a_request_that_says_something_else_is_refused(args: Any, condition: Any
         parse_ask(request(args, condition), ())
 
 
-@pytest.mark.parametrize("args", [{}, {"key": "ab"}, {"key": "AB" * 8}, {"key": "ab" * 8, "to": 3, "by": 1}])
+@pytest.mark.parametrize(
+    "args", [{}, {"key": "ab"}, {"key": "AB" * 8}, {"key": "ab" * 8, "by": 1}, {"key": "ab" * 8, "to": 0}]
+)
 def test_a_set_is_given_up_by_at_least_sixteen_digits_of_its_key(args: dict[str, Any]) -> None:
-    with pytest.raises(RollbackRefused, match=r"is no shard set's|skip_set: by: "):
+    with pytest.raises(RollbackRefused, match=r"is no shard set's|skip_set has no '(by|to)'"):
         parse_ask(request(args, verb="skip_set"), ())
     ask = parse_ask(request({"key": "ab" * 8}, {"timeline": 1}, "skip_set"), (10, 30))
     assert (ask.to, ask.lost, ask.timeline) == (30, "ab" * 8, 1)
@@ -197,6 +202,7 @@ def test_a_request_that_was_acted_on_is_known_again() -> None:
     ask = parse_ask(request({"to": 10, "skip": [[10, 12]], "reason": "nan"}, {"timeline": 0}), ())
     assert ask == Ask(10, ((10, 12),), "nan", 0, "r-7")
     fork = Timeline(1, 0, 10, (), "nan", "r-7")
+    assert parse_ask(request({"to": 10, "skip": None}), ()) == Ask(10, request="r-7")
     assert already(ask, Timelines((fork,))) == fork
     assert already(Ask(10), Timelines((Timeline(1, 0, 10, (), ""),))) is None
 

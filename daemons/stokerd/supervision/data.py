@@ -30,6 +30,7 @@ from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import waiting_words
 
 SETS_AT_ONCE = 8
+RESTS = 5  # a pause before the next `grow`, as a multiple of the time the last took
 DOUBTED_SEGMENTS = 2  # a trainer has the entry it reads open, and perhaps the one before or after
 FIRST_S, MOST_S = 5.0, 300.0  # between two proofs of a damaged set
 HOPE_S = 5.0  # between two searches for lost sets: a search hashes every source record
@@ -54,6 +55,7 @@ class DataReadiness:
         self.gate: Gate | None = None  # the first closed gate at the last look
         self._policy, self._wants = growth_policy(pipeline), gate_wants(pipeline)
         self._cold, self._cold_since = -1, 0.0  # needed sets that are not on hot
+        self._rest_until = 0.0  # with 50,000 sets a `grow` takes a second
         self._repairs: dict[str, _Repair] = {}  # damaged sets
         self._lost = ""  # why a set of the plan can never come back
         self._hope_at = 0.0
@@ -142,8 +144,13 @@ class DataReadiness:
         return ProveSets(dict(list(unproven.items())[:SETS_AT_ONCE])) if unproven else None
 
     def grow(self, pin: DatasetPin, target: int) -> ProveSets | None:
-        """Appends the due entries of proven sets to the plan; returns the proof that the next ones need."""
+        """Appends the due entries of proven sets to the plan; returns the proof that the next ones need.
+
+        Does nothing for RESTS times as long as the call before took, unless a proof has ended since.
+        """
         now = time.monotonic()
+        if now < self._rest_until:
+            return None
         for entry in self.planner.grow(pin, target, self._policy, now):
             words: dict[str, Any] = {"entry": entry.n, "kind": type(entry).__name__.lower()}
             if isinstance(entry, Segment):
@@ -158,12 +165,15 @@ class DataReadiness:
                     message="the plan waited for it for plan.hold and continues without it; it joins the "
                     "plan once it is a shard set. `stoker status` says what the other daemons know of it",
                 )
-        return self.to_prove(self.planner.to_prove(now))
+        proof = self.to_prove(self.planner.to_prove(now))
+        self._rest_until = now + RESTS * (time.monotonic() - now)
+        return proof
 
     # Proofs
 
     def whole(self, key: str, manifest_sha256: str) -> bool:
         """Takes in that a set is proven; returns True where the set was damaged before."""
+        self._rest_until = 0.0
         self.planner.proven(key, manifest_sha256)
         if self._repairs.pop(key, None) is None:
             return False
@@ -183,6 +193,7 @@ class DataReadiness:
             self._leave_out(key, why)
             return
         repair, layout = self._repairs.setdefault(key, _Repair()), self.pipeline.layout
+        self._rest_until = 0.0
         self.planner.not_proven(key, time.monotonic(), repair.backoff.next())
         if repair.request is None or read_outcome(layout, repair.request) is not None:
             repair.request = file_request(layout, STAGE_SHARD, "prove_set", {"key": key, "reason": why})
@@ -191,6 +202,7 @@ class DataReadiness:
             self.events.record("shard_set_damaged", "error", **words, message=message)
 
     def _leave_out(self, key: str, why: str) -> None:
+        self._rest_until = 0.0
         self.planner.not_proven(key, time.monotonic(), RETRY_S)
         message = "it stays out of the plan and is tried again in a minute"
         words = {"path": self.path(key), "reason": why, "message": message}

@@ -27,7 +27,6 @@ from stokerd.supervision.trainer import TrainerControl
 from stokerd.supervision.workers import Workers
 
 KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
-RESTS = 5  # least pause, as a multiple of the time of the last check: it takes a second with 50,000 sets
 KEEP_WAITING_S = 0.1  # the same before a launch, where each event may open a gate
 
 
@@ -213,13 +212,12 @@ class Effects:
     # The run
 
     def _keep_books(self, _: do.KeepBooks) -> None:
-        began, waits = time.monotonic(), self.run.state.phase is Phase.WAITING
-        for job in keep(self.run, began):
+        now, waits = time.monotonic(), self.run.state.phase is Phase.WAITING
+        # Set first: on a full disk `keep` fails, and must not run again at each message of the trainer.
+        self.run.change(keep_at=now + (KEEP_WAITING_S if waits else KEEP_S))
+        for job in keep(self.run, now):
             if job.slot not in self.workers.jobs:
                 self.start(job)
-        now = time.monotonic()
-        least_s = KEEP_WAITING_S if waits else KEEP_S
-        self.run.change(keep_at=now + max(least_s, RESTS * (now - began)))
 
     def _launch(self, _: do.LaunchTrainer) -> None:
         assert self.lock is not None

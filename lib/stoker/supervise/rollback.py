@@ -42,6 +42,7 @@ from stoker.store.requests import Request
 from stoker.supervise.run.launch_record import Makers, read_launches
 
 _KEY = re.compile(r"[0-9a-f]{16,64}")
+_ARGUMENTS = {"rollback": ("to", "skip", "reason"), "skip_set": ("key", "reason")}
 MOST_TOLD = 20  # possible steps named in a refusal
 
 
@@ -86,8 +87,12 @@ def parse_ask(request: Request, steps: Collection[int]) -> Ask:
 
     `steps` are of checkpoints on the current history: giving up a set continues from the newest.
     """
-    asked = {**request.args, **(request.condition or {}), "request": request.id}
-    if request.verb == "skip_set":
+    verb, known, condition = request.verb, _ARGUMENTS[request.verb], request.condition or {}
+    if unknown := sorted({*request.args} - {*known} | {*condition} - {"timeline"}):
+        raise RollbackRefused(f"{verb} has no {unknown[0]!r}; it has {', '.join(known)}, and if timeline")
+    given = {name: value for name, value in request.args.items() if value is not None}
+    asked = {**given, **condition, "request": request.id}
+    if verb == "skip_set":
         key = str(asked.pop("key", None))
         if not _KEY.fullmatch(key):
             raise RollbackRefused(f"key={key!r} is no shard set's: name 16 to 64 of its hex digits")
@@ -100,7 +105,7 @@ def parse_ask(request: Request, steps: Collection[int]) -> Ask:
         error = problem.errors()[0]
         at, got = ".".join(map(str, error["loc"])), f", not {error['input']!r}"
         raise RollbackRefused(
-            f"{request.verb}: {at}: {error['msg']}{'' if error['type'] == 'missing' else got}"
+            f"{verb}: {at}: {error['msg']}{'' if error['type'] == 'missing' else got}"
         ) from None
 
 

@@ -57,7 +57,8 @@ def audit_run(pipeline: Pipeline, *, deep: bool = False) -> RunAudit:
     """Recounts a pipeline's run; with `deep` every byte of every checkpoint is read.
 
     Without `deep` checkpoints are proven by their lists, sizes and small files. A finding counts if a second
-    pass has it too: files that change during a pass give no false finding.
+    pass has it in the same words: files that change during a pass give no false finding. So the words of a
+    finding hold no count that grows while the run trains.
     """
     layout = pipeline.layout.run(pipeline.train.run)
     first = _look(pipeline, layout, deep)
@@ -95,8 +96,8 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
     ground = Ground(view.plan, view.timelines, sealed, launches)
     wrong = row_findings(rows, ground)
-    if (more := len(wrong) - MOST_ROW_FINDINGS) > 0:
-        wrong[MOST_ROW_FINDINGS:] = [f"{more} more findings"]
+    if len(wrong) > MOST_ROW_FINDINGS:
+        wrong[MOST_ROW_FINDINGS:] = [f"more findings than these {MOST_ROW_FINDINGS}"]
     view.add(layout.metrics, wrong)
     newest = _newest(proven, view.timelines)
     view.findings += _record_findings(newest, proven, view)

@@ -124,7 +124,7 @@ def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, gro
             yield f"{after}: some were applied twice or left out"
         step, windows = row.step, applied
     if orphans and ground.launches:  # else the run is older than the log of launches
-        yield f"{len(orphans)} steps from {orphans[0]} on were made by no launch on record"
+        yield f"steps from {orphans[0]} on were made by no launch on record"
 
 
 def _origin(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> tuple[int, int]:
