@@ -69,7 +69,7 @@ class Mirrored:
 
     def workers(self) -> list[ProcessId]:
         """The mirror's workers that live."""
-        return processes_with_environment("STOKER_CREW", f"{self.train.data.pipeline.layout.state}:mirror")
+        return processes_with_environment("STOKER_POOL", f"{self.train.data.pipeline.layout.state}:mirror")
 
     def awaited(self, event: str, count: int = 1) -> dict[str, Any]:
         """The event, once it was recorded so often."""

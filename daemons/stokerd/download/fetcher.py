@@ -156,8 +156,8 @@ class Fetcher:
                 info("download_retry", path=said.path, reason=said.reason, retry_in_s=wait_s)
             case "anew":
                 state.counted["refetched_bytes"] += said.bytes
-                told = {"path": said.path, "bytes": said.bytes, "reason": said.reason}
-                self._events.record("download_anew", level="warning", **told)
+                details = {"path": said.path, "bytes": said.bytes, "reason": said.reason}
+                self._events.record("download_anew", level="warning", **details)
             case "mismatch":
                 state.counted["mismatches"] += 1
                 self._events.record("download_mismatch", level="warning", path=said.path, **said.about)
@@ -277,9 +277,9 @@ class FetchFailures:
             self._retries.retry_in(path, wait_s)
         if once and (blamed == "file" or tries >= TRIES_ONCE):
             self._state.given_up.add(path)
-        told = {"path": path, "kind": cause, "status": said.status, "reason": reason}
+        details = {"path": path, "kind": cause, "status": said.status, "reason": reason}
         event = "download_failed" if blamed == "ours" else "download_given_up"
-        self._context.events.record(event, level="warning", **told, retry_in_s=round(wait_s, 1))
+        self._context.events.record(event, level="warning", **details, retry_in_s=round(wait_s, 1))
         return blamed == "file"
 
     def not_removed(self, path: str, reason: str) -> None:

@@ -107,11 +107,11 @@ class RemoteSource(Source[RemoteFile]):
     def _take_listed(self, listed: Listed) -> None:
         """Records a new listing: new and vanished files."""
         before, self.revision, self.seen = self.revision, listed.revision, True
-        told = {"source": self.shown, "revision": self.revision}
+        fields = {"source": self.shown, "revision": self.revision}
         if not before:
-            self.events.record("source_pinned", **told)
+            self.events.record("source_pinned", **fields)
         elif before != self.revision:
-            self.events.record("source_moved", **told, before=before)
+            self.events.record("source_moved", **fields, before=before)
         for path, reason in listed.refused:
             self.warn_once("source_refused", path, reason)
         work = self.state.work

@@ -183,9 +183,9 @@ def run_progress(shown: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the hourly event run_progress; {} while no step is made."""
     if not shown["tokens_per_s"]:
         return {}
-    told = {name: shown[name] for name in ("step", "steps", "loss", "val_loss")}
+    details = {name: shown[name] for name in ("step", "steps", "loss", "val_loss")}
     left_s = None if shown["eta_s"] is None else round(shown["eta_s"])
-    return {**told, "tokens_per_s": round(shown["tokens_per_s"]), "eta_s": left_s}
+    return {**details, "tokens_per_s": round(shown["tokens_per_s"]), "eta_s": left_s}
 
 
 def _ahead(plan: Plan, position: Sequence[int] | None) -> int | None:

@@ -121,9 +121,9 @@ def exit_code(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except (StokerError, OSError) as error:
-        told = printable(str(error) if isinstance(error, StokerError) else _sentence(error))
+        text = printable(str(error) if isinstance(error, StokerError) else _sentence(error))
         # The text of a ConfigError begins with its file and line.
-        print(told if isinstance(error, ConfigError) else f"stoker: {told}", file=sys.stderr)
+        print(text if isinstance(error, ConfigError) else f"stoker: {text}", file=sys.stderr)
         return error.exit_code if isinstance(error, StokerError) else EXIT_IO
     return code if isinstance(code, int) else 0
 
@@ -131,7 +131,7 @@ def exit_code(arguments: Sequence[str]) -> int:
 def _sentence(error: OSError) -> str:
     """Returns a sentence with the failed path, the system's reason and a remedy."""
     what = error.strerror or str(error)
-    told = f"{error.filename}: {what}" if error.filename is not None else what
+    text = f"{error.filename}: {what}" if error.filename is not None else what
     if isinstance(error, PermissionError):
-        return f"{told}; run this as its owner or as a member of its group, or correct its mode"
-    return f"{told}; look at that path and its disk, then try again"
+        return f"{text}; run this as its owner or as a member of its group, or correct its mode"
+    return f"{text}; look at that path and its disk, then try again"

@@ -143,12 +143,12 @@ def _source(source: Source) -> Iterator[Rule]:
     foreign = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
     foreign |= _HUB_ALONE if source.kind != "hub" else set()
     has_foreign = {key for key in foreign if getattr(source, key) != Source.model_fields[key].default}
-    told = {
+    faults = {
         needed: "" if getattr(source, needed) else f"is required for kind: {source.kind}; {means}",
         **dict.fromkeys(sorted(has_foreign), f"means nothing for kind: {source.kind}; remove it"),
     }
     if source.follow and source.kind != "hub":
-        told["follow"] = "new_commits means something for kind: hub only; remove it"
+        faults["follow"] = "new_commits means something for kind: hub only; remove it"
     # Values that the hub, or the glob compiler, would refuse.
     answers = {
         "repo": repo_fault(source.repo) if source.kind == "hub" and source.repo else "",
@@ -158,7 +158,7 @@ def _source(source: Source) -> Iterator[Rule]:
         "include": next(filter(None, map(glob_fault, source.include)), ""),
         "exclude": next(filter(None, map(glob_fault, source.exclude)), ""),
     }
-    for key, text in (*told.items(), *answers.items()):
+    for key, text in (*faults.items(), *answers.items()):
         yield text, f"dataset.source.{key}", text
 
 

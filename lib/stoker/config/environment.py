@@ -11,7 +11,7 @@ from stoker.config.problems import every_key, nearest, section_at
 PREFIX = "STOKER_"
 # Variables of Stoker itself (trainer protocol, workers, set-up, tests): never keys of the file.
 OTHER_VARIABLES = frozenset({
-    "STOKER_ALLOW_NETWORK_STATE", "STOKER_CREW", "STOKER_LAUNCH", "STOKER_NOTIFY_SOCKET", "STOKER_PLAN",
+    "STOKER_ALLOW_NETWORK_STATE", "STOKER_LAUNCH", "STOKER_NOTIFY_SOCKET", "STOKER_PLAN", "STOKER_POOL",
     "STOKER_PYTHON", "STOKER_RESUME_FROM", "STOKER_RUN_DIR", "STOKER_TIMELINES",
     "STOKER_TORCH_INDEX", "STOKER_WORKER_PARENT",
 })  # fmt: skip

@@ -57,7 +57,7 @@ def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
 
 def explain(error: ValidationError, document: Document) -> tuple[list[Problem], set[KeyPath]]:
     """Returns the problems that pydantic found, and their keys, with those probably meant."""
-    told: dict[KeyPath, str] = {}
+    texts: dict[KeyPath, str] = {}
     missing: list[KeyPath] = []
     about: set[KeyPath] = {tuple(problem.key.split(".")) for problem in document.problems}
     for item in error.errors(include_url=False):
@@ -66,13 +66,13 @@ def explain(error: ValidationError, document: Document) -> tuple[list[Problem], 
         if item["type"] == "missing":
             missing.append(path)
         elif item["type"] == "extra_forbidden":
-            told[path], meant = unknown_key(path)
+            texts[path], meant = unknown_key(path)
             about |= {meant} if meant else set()
         else:
-            told[path] = _sentence(item["type"], item.get("ctx", {}), item["input"])
-    about |= set(told)
-    told |= {path: "is required; add it" for path in missing if path not in about}
-    return [document.problem(path, text) for path, text in told.items()], about | set(missing)
+            texts[path] = _sentence(item["type"], item.get("ctx", {}), item["input"])
+    about |= set(texts)
+    texts |= {path: "is required; add it" for path in missing if path not in about}
+    return [document.problem(path, text) for path, text in texts.items()], about | set(missing)
 
 
 # By pydantic's kind of error; `_sentence` appends the value that was written.

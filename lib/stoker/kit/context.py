@@ -140,7 +140,7 @@ class Reserve:
 
 
 class DaemonContext:
-    """A running daemon; its story works, calls beat(), and returns its exit code soon after `stopping`.
+    """A running daemon; its work calls beat(), and returns the exit code soon after `stopping`.
 
     `files_list` is the path given with --files-list.
     """

@@ -1,6 +1,6 @@
 """The main function of every daemon: its lock, configuration, context and exit code.
 
-A daemon is `daemon_main(name, story, argv)`; the story gets the context and returns the exit code.
+A daemon is `daemon_main(name, work, argv)`; `work` gets the context and returns the exit code.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ LEAST_FILES = (
     256  # enough for a daemon with workers on a few CPUs; with fewer, the first busy hour ends in EMFILE
 )
 
-Story = Callable[[DaemonContext], int]
+Work = Callable[[DaemonContext], int]
 
 
 def daemon_main(
-    name: str, story: Story, argv: Sequence[str], *, about: str = "", takes_files_list: bool = False
+    name: str, work: Work, argv: Sequence[str], *, about: str = "", takes_files_list: bool = False
 ) -> int:
     """Runs a daemon from its command line to its exit code; prints a refusal as a sentence on standard error.
 
@@ -58,7 +58,7 @@ def daemon_main(
         take_up_state(pipeline)
         with _lock(pipeline, name, waiter) as lock:
             context = DaemonContext(name, pipeline, waiter, once=options.once, files_list=options.files_list)
-            code = _run(context, story, lock)
+            code = _run(context, work, lock)
     except StokerError as error:
         print(f"{program}: {error}", file=sys.stderr)
         code = error.exit_code
@@ -126,7 +126,7 @@ def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
         waiter.wait(0.2)
 
 
-def _run(context: DaemonContext, story: Story, lock: Lock) -> int:
+def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
     context.waiter.on_signal = lambda signum: _tell_signal(context, signum)
     metrics, asked = context.metrics, context.pipeline.metrics
     port = metrics.serve(asked.address, getattr(asked.ports, PORT_KEYS[context.name]))
@@ -134,18 +134,18 @@ def _run(context: DaemonContext, story: Story, lock: Lock) -> int:
         lock.update({"runtime": str(context.runtime.root), "metrics": f"{asked.address}:{port}"})
         context.write_runtime_files(port)
         context.events.record("daemon_started", pid=os.getpid(), once=context.once)
-        code = _tell(story, context)
+        code = _work(work, context)
     finally:
         metrics.close()
         context.events.close()
     return code
 
 
-def _tell(story: Story, context: DaemonContext) -> int:
-    """Runs the story; turns an error that it did not handle into an event and an exit code."""
+def _work(work: Work, context: DaemonContext) -> int:
+    """Runs a daemon's work; turns an error that it did not handle into an event and an exit code."""
     try:
         _sweep(context)
-        code = story(context)
+        code = work(context)
     except StokerError as error:
         code = error.exit_code
         context.events.record("daemon_failed", "error", message=str(error), exit_code=code)

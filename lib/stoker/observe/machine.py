@@ -133,8 +133,8 @@ class PressureGauge:
                 all_ticks += sum(counts)
         waited = {}
         for name in ("cpu", "io", "memory"):
-            told = "\n".join(_lines(self._proc / "pressure" / name))
-            if found := re.search(r"^some .*total=(\d+)", told, re.MULTILINE):
+            text = "\n".join(_lines(self._proc / "pressure" / name))
+            if found := re.search(r"^some .*total=(\d+)", text, re.MULTILINE):
                 waited[name] = int(found[1])
         used = {group: us for group in self._quotas if (us := _used_us(group)) is not None}
         return _Counters(self._clock(), idle_ticks, all_ticks, waited, used)

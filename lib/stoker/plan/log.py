@@ -170,8 +170,10 @@ def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entr
             run_id = sys.intern(str(body.get("run_id", "")))
             if isinstance(windows, int) and isinstance(tail, int) and min(windows, tail) >= 0:
                 return Segment(n, epoch, sets, seq_len, windows, tail, _hex64(key, "key"), run_id=run_id)
-    told = {name: value for name, value in body.items() if name != "sets"}
-    raise ValueError(f"{str(told)[:500]} is no segment with permutation {PERMUTATION}, no passed and no end")
+    fields = {name: value for name, value in body.items() if name != "sets"}
+    raise ValueError(
+        f"{str(fields)[:500]} is no segment with permutation {PERMUTATION}, no passed and no end"
+    )
 
 
 class PlanWriter:

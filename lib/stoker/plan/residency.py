@@ -166,8 +166,8 @@ def to_evict(
         return leaving, ""
     stay = [one for one in hot if one.key not in leaving]
     why = Counter(_why_it_stays(one, kept, wants) for one in stay)
-    told = ", ".join(f"{count} {words}" for words, count in why.most_common()) or "none is there"
-    return leaving, f"{short} bytes short; of {len(stay)} shard sets on hot {told}"
+    reasons = ", ".join(f"{count} {words}" for words, count in why.most_common()) or "none is there"
+    return leaving, f"{short} bytes short; of {len(stay)} shard sets on hot {reasons}"
 
 
 def to_hydrate(

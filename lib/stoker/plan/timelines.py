@@ -29,9 +29,9 @@ class Timeline:
     lost: str = ""  # the key of the shard set that the fork gives up, if any
 
     def body(self) -> dict[str, Any]:
-        told = {"request": self.request, "lost": self.lost}
+        fields = {"request": self.request, "lost": self.lost}
         return {
-            **{name: value for name, value in told.items() if value},
+            **{name: value for name, value in fields.items() if value},
             "v": 1,
             "timeline": self.number,
             "parent": self.parent,

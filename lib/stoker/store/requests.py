@@ -93,8 +93,8 @@ def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
 
 def finish_request(layout: StateLayout, daemon: str, request: Request, outcome: Mapping[str, Any]) -> None:
     """Records a request's outcome, then unlinks the request; a crash in between repeats only the unlink."""
-    told = {"v": 1, "id": request.id, "daemon": daemon, "verb": request.verb, "time": utc_now()}
-    body = {**told, "outcome": dict(outcome)}
+    fields = {"v": 1, "id": request.id, "daemon": daemon, "verb": request.verb, "time": utc_now()}
+    body = {**fields, "outcome": dict(outcome)}
     write_record(_done(layout, request.id), body)
     # Durably: the daemon would act again on a request that came back after its outcome was pruned.
     unlink_durably(layout.requests(daemon) / f"{request.id}.json")

@@ -114,7 +114,7 @@ class Training:
             loss=result.loss,
         )
         speed = batch.tokens / max(1e-9, time.monotonic() - started)
-        told = {
+        fields = {
             "lr": rate,
             "grad_norm": result.grad_norm,
             "tokens_per_s": round(speed, 1),
@@ -126,11 +126,11 @@ class Training:
                 "loss": result.loss,
                 "tokens": self.progress.tokens,
                 "position": batch.position.as_list(),
-                **told,
+                **fields,
                 "time": utc_now(),
             }
         )
-        self.protocol.tell(**self._words(), **told)
+        self.protocol.tell(**self._words(), **fields)
 
     def _micro_batches(self, batch: Batch) -> list[Tensor]:
         """Returns a batch as micro-batches of windows (b, seq_len + 1)."""

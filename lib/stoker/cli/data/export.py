@@ -55,20 +55,20 @@ def export(form: str, shards: Path, out: Path, split: str, rows: int | None) -> 
     first = sets[0].manifest
     with new_directory(out, total * (2 if first.dtype == "uint16" else 4)) as directory:
         with click.progressbar(length=total, label="exporting", file=sys.stderr) as bar:
-            told: Mapping[str, Any]
+            fields: Mapping[str, Any]
             if form == "nanogpt":
-                told = export_nanogpt(sets, splits, directory, bar.update)
+                fields = export_nanogpt(sets, splits, directory, bar.update)
             else:
-                told = export_arrow(sets, splits, rows or row_tokens, directory, bar.update)
+                fields = export_arrow(sets, splits, rows or row_tokens, directory, bar.update)
         note = {name: getattr(first, name) for name in ("dataset", "tokenizer_sha256", "vocab_size", "eot")}
-        note |= {"v": 1, "format": form, "dtype": first.dtype, "tokens": tokens, **told}
+        note |= {"v": 1, "format": form, "dtype": first.dtype, "tokens": tokens, **fields}
         note["sets"] = [{"key": one.manifest.key, "manifest_sha256": one.manifest_sha256} for one in sets]
         # No times: the same export gives the same bytes.
         write_json(directory / "meta.json", note)
     click.echo(f"{out}: {plural(len(sets), 'shard set')}, {counts(tokens)} tokens")
-    if any(told["tail_tokens"].values()):
-        click.echo(f"left out, because they fill no row: {counts(told['tail_tokens'])} tokens")
-    for line in told.get("notes", ()):
+    if any(fields["tail_tokens"].values()):
+        click.echo(f"left out, because they fill no row: {counts(fields['tail_tokens'])} tokens")
+    for line in fields.get("notes", ()):
         click.echo(line)
 
 

@@ -196,8 +196,8 @@ def _columns(pipeline: Pipeline, seen: Mapping[str, Any]) -> tuple[list[Fault], 
     if seen["with_text"]:
         key = "text_column" if column == pipeline.dataset.text_column else "filters"
         return [], [Fault(("dataset", key), f"{path}: {detail}; a file like this is quarantined")]
-    told = f"none of {seen['looked']} files has it: {path}: {detail}; name the column that holds the text"
-    return [Fault(("dataset", "text_column"), told)], []
+    text = f"none of {seen['looked']} files has it: {path}: {detail}; name the column that holds the text"
+    return [Fault(("dataset", "text_column"), text)], []
 
 
 def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fault]:

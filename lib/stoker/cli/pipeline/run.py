@@ -257,8 +257,8 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
         return
     place = pipeline.layout.run(pipeline.train.run).checkpoints / checkpoint["name"]
     yield f"step        {body['step']:,} of {body['steps']:,}"
-    if told := losses(body):
-        yield f"loss        {told}"
+    if text := losses(body):
+        yield f"loss        {text}"
     yield f"tokens      {body['tokens'] or 0:,} trained on"
     yield f"checkpoint  step {checkpoint['step']:,}: {place}"
     # By its name if the shell finds this program by its name, else by its path.

@@ -64,8 +64,8 @@ def _windows(
         for offset, window in zip(offsets, windows.tolist(), strict=True):
             first = window * segment.seq_len
             stop = first + segment.seq_len + 1
-            told = {"entry": entry, "epoch": segment.epoch, "offset": offset, "window": window}
-            yield {**told, "tokens": [first, stop], **_contents(layout, first, stop, library, decode)}
+            fields = {"entry": entry, "epoch": segment.epoch, "offset": offset, "window": window}
+            yield {**fields, "tokens": [first, stop], **_contents(layout, first, stop, library, decode)}
 
 
 def _contents(
@@ -84,10 +84,10 @@ def _contents(
             }
             for document in stream.documents(low, high)
         ]
-        told: dict[str, Any] = {"set": key, "source": source and source.path, "place": found.place}
+        fields: dict[str, Any] = {"set": key, "source": source and source.path, "place": found.place}
         sets.append(
             {
-                **told,
+                **fields,
                 "tokens": [low, high],
                 "documents": documents if found.manifest.end_of_text else None,
             }

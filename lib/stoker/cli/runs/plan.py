@@ -89,9 +89,9 @@ def _data(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sets = report["sets"]
     if sets:
         places = Counter(one["place"] for one in sets)
-        told = ", ".join(f"{places[place]} {words}" for place, words in PLACES.items() if places[place])
+        counts = ", ".join(f"{places[place]} {words}" for place, words in PLACES.items() if places[place])
         held, wanted = (sum(bool(one[name]) for one in sets) for name in ("planned", "wanted"))
-        yield "shard sets", f"{len(sets)}: {told}; {held} planned to be read, {wanted} wanted"
+        yield "shard sets", f"{len(sets)}: {counts}; {held} planned to be read, {wanted} wanted"
         loose = [one for one in sets if one["evictable"]]
         text = f"{len(loose)} could leave hot now ({format_bytes(sum(one['bytes'] for one in loose))})"
         yield "evictable", text + (f"; {report['why_they_stay']}" if report["why_they_stay"] else "")
@@ -153,8 +153,8 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
 
 def _supervisor(pipeline: Pipeline, run: str) -> dict[str, Any]:
     """Returns the supervisor's status of the run; None values if it does not run, or is on another run."""
-    told = read_status(pipeline.layout)[TRAIN_SUPERVISOR]
-    body = told["body"] if told["running"] and told["body"].get("run") == run else {}
+    status = read_status(pipeline.layout)[TRAIN_SUPERVISOR]
+    body = status["body"] if status["running"] and status["body"].get("run") == run else {}
     return {"doing": body.get("doing"), "waits_for": body.get("waiting_for") or body.get("plan_waits_for")}
 
 

@@ -60,8 +60,8 @@ def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: boo
             return EXIT_INTERRUPTED
         verdict = compare(site)
         site.finish(asdict(verdict))
-    told = {name: site.told[name] for name in ("run", "run_id", "timeline", "to")}
-    report = {"v": 1, **told, "out": str(out), "phases": len(trial.phases), **asdict(verdict)}
+    fields = {name: site.fields[name] for name in ("run", "run_id", "timeline", "to")}
+    report = {"v": 1, **fields, "out": str(out), "phases": len(trial.phases), **asdict(verdict)}
     answer(report, _lines(site, verdict), as_json=as_json)
     return 0 if verdict.identical else EXIT_DIFFERENT
 

@@ -166,20 +166,20 @@ def hashed(
     before: Receipt | None, dataset: str, place: str, file: FileSeen, sha256: str, *, cached: bool
 ) -> Change:
     """Returns the change after a folder's file at `place` was hashed."""
-    told: dict[str, Any] = {"path": file.path, "size": file.size, "sha256": sha256, "cached": cached}
+    details: dict[str, Any] = {"path": file.path, "size": file.size, "sha256": sha256, "cached": cached}
     if before is not None and is_rot(before, file, sha256):
         reason = (
             "its content changed, its size, time and inode did not; nothing is built of it: put a good copy "
             f"in its place, or take it as it is with stoker verify downloads --accept {file.path}"
         )
-        told |= {"before": before.sha256, "reason": reason}
+        details |= {"before": before.sha256, "reason": reason}
         return Change(
-            replace(before, file=place, state="disputed", found=sha256), "source_rotten", told, "error"
+            replace(before, file=place, state="disputed", found=sha256), "source_rotten", details, "error"
         )
     receipt = Receipt(dataset, file.path, place, file.size, sha256, "", file.etag, "verified")
     if before is None or before.sha256 == sha256:
-        return Change(receipt, "file_reverified" if before else "file_verified", told)
-    return Change(receipt, "source_changed", {**told, "before": before.sha256}, "warning")
+        return Change(receipt, "file_reverified" if before else "file_verified", details)
+    return Change(receipt, "source_changed", {**details, "before": before.sha256}, "warning")
 
 
 def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile, done: Said) -> Change:
@@ -188,12 +188,14 @@ def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile
     identity, revision = wanted.identity, wanted.revision
     receipt = Receipt(dataset, wanted.path, place, done.size, done.sha256, revision, identity, state)
     names = ("path", "size", "sha256", "how", "cached")
-    told = {name: getattr(done, name) for name in names}
+    details = {name: getattr(done, name) for name in names}
     if done.unproven:
-        told["reason"] = "it came without a length, and no sum is listed: nothing shows whether it is whole"
-        return Change(receipt, "file_unproven", told, "warning")
+        details["reason"] = (
+            "it came without a length, and no sum is listed: nothing shows whether it is whole"
+        )
+        return Change(receipt, "file_unproven", details, "warning")
     known = before is not None and before.sha256 == done.sha256
-    return Change(receipt, "file_reverified" if known else "file_verified", told)
+    return Change(receipt, "file_reverified" if known else "file_verified", details)
 
 
 def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile) -> Change:
@@ -206,16 +208,16 @@ def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFil
 
 def listed_otherwise(receipt: Receipt) -> Change:
     """Returns the change that removes a file because other content is listed for it."""
-    told = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
-    return Change(replace(receipt, state="releasing"), "source_changed", told)
+    details = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
+    return Change(replace(receipt, state="releasing"), "source_changed", details)
 
 
 def removed(receipt: Receipt | None) -> Change:
     """Returns the change after a file was unlinked."""
     if receipt is None or receipt.state != "releasing":
         return Change()
-    told = {"path": receipt.path, "size": receipt.size}
-    return Change(replace(receipt, state="released"), "file_released", told)
+    details = {"path": receipt.path, "size": receipt.size}
+    return Change(replace(receipt, state="released"), "file_released", details)
 
 
 # Requests
@@ -243,9 +245,9 @@ def accepted(receipt: Receipt | None, path: str, sha256: str | None, by: str) ->
     """Returns the change by which an operator accepts a rotten file as it is."""
     if receipt is None or not receipt.rotten or receipt.found != sha256:
         return refused(f"{path} is not rotten with that content")
-    told = {"path": path, "sha256": sha256, "before": receipt.sha256, "by": by}
+    details = {"path": path, "sha256": sha256, "before": receipt.sha256, "by": by}
     taken = replace(receipt, state="verified", sha256=receipt.found, found="")
-    return Change(taken, "source_changed", told, "warning", {"receipt": "verified"})
+    return Change(taken, "source_changed", details, "warning", {"receipt": "verified"})
 
 
 def released(receipt: Receipt | None, path: str, sha256: str, still_needed: Callable[[], str]) -> Change:
@@ -286,5 +288,5 @@ def fetched_again(receipt: Receipt, sha256: str | None, wanted: RemoteFile | Non
         return refused(f"{receipt.path} is not listed any more, and nothing tells where it is")
     if receipt.state not in ("released", "releasing") or not speaks_of(receipt, wanted):
         return Change(answer={"receipt": receipt.state})
-    told, answer = {"path": receipt.path, "by": by}, {"receipt": "disputed"}
-    return Change(replace(receipt, state="disputed"), "fetch_asked", told, answer=answer)
+    details, answer = {"path": receipt.path, "by": by}, {"receipt": "disputed"}
+    return Change(replace(receipt, state="disputed"), "fetch_asked", details, answer=answer)

@@ -188,10 +188,10 @@ class FetchWorker:
         """Schedules another try, or gives the file up."""
         if self._queue.ended:
             return
-        told = {"class": failure.kind, "reason": failure.reason, "status": failure.status}
+        details = {"class": failure.kind, "reason": failure.reason, "status": failure.status}
         wait_s = next_pause(failure, file.failures, self._task["attempts"], file.backoff.next())
         if wait_s is not None:
-            self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **told)
+            self._report("retry", path=file.file.path, wait_s=round(wait_s, 3), **details)
             self._queue.put_back(file, wait_s, everywhere=failure.kind == "throttled")
             return
         if failure.kind == "gone":  # this process holds the former directory open
@@ -200,7 +200,7 @@ class FetchWorker:
             with contextlib.suppress(FetchFailed):
                 file.forget()  # with its counts: a new request starts afresh
         file.close()
-        self._end(file, "failed", **told)
+        self._end(file, "failed", **details)
 
     def _end(self, file: FileFetch, kind: str, **fields: Any) -> None:
         self._queue.remove(file.file.path)

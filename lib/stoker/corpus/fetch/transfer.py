@@ -242,12 +242,12 @@ class FileFetch:
 
     def _set_aside(self, bad: Path, differs: tuple[str, str], count: int, *, landed: bool) -> None:
         """Keeps wrong content as evidence, and reports it."""
-        told = {"expected": differs[0], "found": differs[1], "landed": landed}
+        fields = {"expected": differs[0], "found": differs[1], "landed": landed}
         terms = self._terms
-        place = self._landing.keep_evidence(bad, self.file.path, told, terms.keep_files, terms.keep_bytes)
+        place = self._landing.keep_evidence(bad, self.file.path, fields, terms.keep_files, terms.keep_bytes)
         if not landed:
             self._part.start_over(count)  # the count is durable before the report
-        self._tell("mismatch", path=self.file.path, about={**told, "count": count, "evidence": place})
+        self._tell("mismatch", path=self.file.path, about={**fields, "count": count, "evidence": place})
 
     def _insist_on_room(self) -> None:
         room = os.statvfs(self._landing.root)

@@ -177,16 +177,16 @@ def read_urls(text: str, name: str) -> list[RemoteFile]:
 def _fault(words: list[str]) -> str:
     if len(words) > 2:
         return f"has {len(words)} words; a line is a URL and at most its sha256"
-    told = without_secrets(words[0])
+    address = without_secrets(words[0])
     try:
         parts = urlsplit(words[0])
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        return f"{told!r} is no URL: {error}"
+        return f"{address!r} is no URL: {error}"
     if parts.scheme not in ("http", "https") or not host:
-        return f"{told!r} is no http:// or https:// URL"
+        return f"{address!r} is no http:// or https:// URL"
     if parts.path in ("", "/") or parts.path.endswith("/"):
-        return f"{told} names no file"
+        return f"{address} names no file"
     if len(words) == 2 and not _SHA256.fullmatch(words[1]):
         return f"its second word, of {len(words[1])} characters, is no sha256: that has 64 hexadecimal digits"
     return ""

@@ -48,8 +48,8 @@ class FetchFailed(Exception):
 
     def result(self) -> dict[str, Any]:
         """Returns the result of a worker that ends with this failure."""
-        told = {"class": self.kind, "reason": self.reason, "retry_after_s": self.retry_after_s}
-        return {"status": "failed", **told}
+        fields = {"class": self.kind, "reason": self.reason, "retry_after_s": self.retry_after_s}
+        return {"status": "failed", **fields}
 
 
 def next_pause(

@@ -14,7 +14,7 @@ from stoker.kit.process import processes_with_environment, sample_process, sampl
 from stoker.kit.workers.parent import KILL_WAIT_S, Bounds, Worker, WorkerExit
 from stoker.store.errors import Transient, UnknownFormat
 
-POOL_VARIABLE = "STOKER_CREW"  # names the pool, so that its workers are found after their daemon died
+POOL_VARIABLE = "STOKER_POOL"  # names the pool, so that its workers are found after their daemon died
 STOP_GRACE_S = 5.0
 FROZEN_S = 30.0  # between two hearings: the daemon was frozen, its workers maybe with it
 LOOK_S = 1.0  # between two checks of the workers' bounds

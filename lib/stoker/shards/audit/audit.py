@@ -187,8 +187,8 @@ class _Look:
         if self.pin is None or self.pin.version == 1:
             return False
         try:
-            told = parse_json((directory / MANIFEST).read_bytes())
-            build, source = str(told["build_id"]), str(told["source"]["sha256"])
+            manifest = parse_json((directory / MANIFEST).read_bytes())
+            build, source = str(manifest["build_id"]), str(manifest["source"]["sha256"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return build != self.pin.build_id and set_key(source, build)[:16] == directory.name

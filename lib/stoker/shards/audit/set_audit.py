@@ -46,8 +46,10 @@ def audit_set(
     books = found.manifest.books.to_mapping()
     findings += [f"{where}: {finding}" for finding in _identity_findings(source, pin, found.manifest)]
     findings += [
-        f"{where}: {figure} in the books, the record of {source.path} says {told}"
-        for figure, told in _differences(books, {} if source.books is None else source.books.to_mapping())
+        f"{where}: {figure} in the books, the record of {source.path} says {on_record}"
+        for figure, on_record in _differences(
+            books, {} if source.books is None else source.books.to_mapping()
+        )
     ]
     reread = False
     if deep is not None:
@@ -58,8 +60,8 @@ def audit_set(
         reread = counted is not None
         findings += wrong
         findings += [
-            f"{where}: {figure} in the books, recounted from the parquet of {source.path}: {told}"
-            for figure, told in _differences(books, counted or {}, only=counted or {})
+            f"{where}: {figure} in the books, recounted from the parquet of {source.path}: {on_record}"
+            for figure, on_record in _differences(books, counted or {}, only=counted or {})
         ]
     return SetAudit(found.manifest.books, reread, tuple(findings))
 
@@ -76,9 +78,9 @@ def _identity_findings(source: Source, pin: DatasetPin | None, manifest: Manifes
         wanted["tokenizer sha256"] = (manifest.tokenizer_sha256, pin.tokenizer.sha256)
         wanted["vocab_size"] = (manifest.vocab_size, pin.tokenizer.vocab_size)
         wanted["eot"] = (manifest.eot, pin.tokenizer.eot)
-    for name, (told, recorded) in wanted.items():
-        if told != recorded:
-            yield f"{name} is {told}, on record is {recorded}"
+    for name, (on_record, recorded) in wanted.items():
+        if on_record != recorded:
+            yield f"{name} is {on_record}, on record is {recorded}"
 
 
 def _recount(
@@ -111,11 +113,14 @@ def _recount(
 
 
 def _differences(
-    found: Mapping[str, Any], told: Mapping[str, Any], only: Mapping[str, Any] | None = None, prefix: str = ""
+    found: Mapping[str, Any],
+    on_record: Mapping[str, Any],
+    only: Mapping[str, Any] | None = None,
+    prefix: str = "",
 ) -> Iterator[tuple[str, Any]]:
     """Yields figures that differ, as ("tokens is 7", 8); with `only`, compares the names in it."""
-    for name in sorted(only if only is not None else {**found, **told}):
-        one, other = found.get(name), told.get(name)
+    for name in sorted(only if only is not None else {**found, **on_record}):
+        one, other = found.get(name), on_record.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             inner = None if only is None or name == "dropped" else only[name]
             yield from _differences(one, other, inner, f"{prefix}{name}.")

@@ -248,6 +248,6 @@ def _examine(target: Path, key: str, progress: Progress) -> Manifest:
 
 def _note(path: str, place: Path, found: Found) -> dict[str, Any]:
     """Returns where the tokens came from: for people, not part of the set's identity."""
-    told = {"from": found.form, "place": str(place), "files": len(found.files)}
-    told |= {"tokenizer": found.tokenizer, "notes": list(found.notes)}
-    return {"v": 1, "source": path, "time": utc_now(), "imported": told}
+    fields = {"from": found.form, "place": str(place), "files": len(found.files)}
+    fields |= {"tokenizer": found.tokenizer, "notes": list(found.notes)}
+    return {"v": 1, "source": path, "time": utc_now(), "imported": fields}

@@ -113,11 +113,11 @@ def _predecessor(place: Path, names: list[str]) -> Found:
     files: list[TokenFile] = []
     try:
         for split in SPLITS:
-            told = body.get(split) or {"total_tokens": 0, "shards": []}
-            mine = [_shard(place, split, str(one["path"]), int(one["tokens"])) for one in told["shards"]]
-            if (total := sum(file.tokens for file in mine)) != told["total_tokens"]:
+            fields = body.get(split) or {"total_tokens": 0, "shards": []}
+            mine = [_shard(place, split, str(one["path"]), int(one["tokens"])) for one in fields["shards"]]
+            if (total := sum(file.tokens for file in mine)) != fields["total_tokens"]:
                 raise ImportRefused(
-                    f"{where}: {split}.total_tokens is {told['total_tokens']}, its shards have {total}"
+                    f"{where}: {split}.total_tokens is {fields['total_tokens']}, its shards have {total}"
                 )
             files += mine
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -130,12 +130,12 @@ def _predecessor(place: Path, names: list[str]) -> Found:
     return Found("predecessor", tuple(files), body.get("tokenizer_hash"), notes)
 
 
-def _shard(place: Path, split: str, told: str, tokens: int) -> TokenFile:
+def _shard(place: Path, split: str, stated: str, tokens: int) -> TokenFile:
     """Returns a shard by the last part of its path: shards are moved, so the directories prove nothing."""
-    name = told.rpartition("/")[2]
+    name = stated.rpartition("/")[2]
     match = _PREDECESSOR_FILE.fullmatch(name)
     if match is None or match[1] != split:
-        raise ImportRefused(f"{place / PREDECESSOR_MANIFEST}: {told!r} is no name of a shard of {split}")
+        raise ImportRefused(f"{place / PREDECESSOR_MANIFEST}: {stated!r} is no name of a shard of {split}")
     found = _stat(place / name)
     size = found.st_size
     dtype = next((dtype for dtype, width in TOKEN_BYTES.items() if size == tokens * width), None)
@@ -153,15 +153,15 @@ def _nanogpt(place: Path, names: list[str], dtype: str) -> Found:
     bins = [name for name in names if name.endswith(".bin")]
     if not bins:
         raise ImportRefused(f"{place}: no {PREDECESSOR_MANIFEST} and no .bin file; is this the directory?")
-    told = note.get("files", {})
-    files = [_nanogpt_file(place / name, note["dtype"], told.get(name, {})) for name in bins]
-    if missing := sorted(set(told) - set(bins)):
+    fields = note.get("files", {})
+    files = [_nanogpt_file(place / name, note["dtype"], fields.get(name, {})) for name in bins]
+    if missing := sorted(set(fields) - set(bins)):
         raise ImportRefused(f"{place / missing[0]}: missing, {EXPORT_NOTE} names it")
     ordered = tuple(file for split in SPLITS for file in files if file.split == split)
     return Found("nanogpt", ordered, note.get("tokenizer_sha256"))
 
 
-def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
+def _nanogpt_file(path: Path, dtype: str, fields: Mapping[str, Any]) -> TokenFile:
     splits = set(_SPLIT.findall(path.name.lower()))
     if not path.name.endswith(".bin") or len(splits) != 1:
         raise ImportRefused(f"{path}: neither train nor val is in its name; call it train.bin, say")
@@ -175,9 +175,11 @@ def _nanogpt_file(path: Path, dtype: str, told: Mapping[str, Any]) -> TokenFile:
         raise ImportRefused(
             f"{path}: {size} bytes are no whole number of {dtype}; it is truncated, or another kind"
         )
-    if told and (told.get("size"), told.get("tokens")) != (size, tokens):
-        raise ImportRefused(f"{path}: {tokens} tokens in {size} bytes, {EXPORT_NOTE} says otherwise: {told}")
-    return TokenFile(path, split, dtype, tokens, size, found.st_mtime_ns, sha256=told.get("sha256"))
+    if fields and (fields.get("size"), fields.get("tokens")) != (size, tokens):
+        raise ImportRefused(
+            f"{path}: {tokens} tokens in {size} bytes, {EXPORT_NOTE} says otherwise: {fields}"
+        )
+    return TokenFile(path, split, dtype, tokens, size, found.st_mtime_ns, sha256=fields.get("sha256"))
 
 
 def _header(path: Path, size: int) -> tuple[str, int] | None:

@@ -166,11 +166,11 @@ class Manifest:
             found += names
         tokens = sum(file.tokens or 0 for _, file in bins)
         documents = sum(file.documents or 0 for _, file in bins) if self.end_of_text else None
-        told = self.books.of(split)
-        if not bins or (documents, tokens) != told:
+        counted = self.books.of(split)
+        if not bins or (documents, tokens) != counted:
             raise ManifestInvalid(
                 f"files of {split} hold {documents} documents and {tokens} tokens, the books say "
-                f"{told[0]} and {told[1]}"
+                f"{counted[0]} and {counted[1]}"
             )
         return found
 

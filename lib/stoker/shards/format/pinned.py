@@ -82,12 +82,12 @@ def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:
     wanted = parameters_asked(pipeline, pin.tokenizer)
     if build_id(wanted) != pin.build_id:
         changed = {key: value for key, value in wanted.to_mapping().items() if value != pin.build.get(key)}
-        told = ", ".join(
+        listed = ", ".join(
             f"{key} {_plain(value)}, pinned {_plain(pin.build.get(key))}" for key, value in changed.items()
         )
         text = (
             f"{name} version {version} is pinned to build {pin.build_id}, the configuration yields build "
-            f"{build_id(wanted)} ({told}); {advice}"
+            f"{build_id(wanted)} ({listed}); {advice}"
         )
         faults.append(
             Fault(next((_KEYS[key] for key in changed if key in _KEYS), ("dataset", "version")), text)

@@ -121,9 +121,9 @@ def evict_set(hot: Path, copied: Path, trash: Path, identity: Identity, progress
 def _prove(path: Path, identity: Identity, progress: Progress) -> Proof:
     proof = prove_set(path, key=identity.key, progress=progress)
     if proof.verdict == "proven" and proof.manifest_sha256 != identity.manifest_sha256:
-        told = f"manifest.json: sha256 {str(proof.manifest_sha256)[:16]}, on record is "
+        text = f"manifest.json: sha256 {str(proof.manifest_sha256)[:16]}, on record is "
         verdict: Verdict = "unreadable" if proof.cached else "invalid"
-        return Proof(verdict, told + identity.manifest_sha256[:16], proof.cached, None, None)
+        return Proof(verdict, text + identity.manifest_sha256[:16], proof.cached, None, None)
     return proof
 
 

@@ -39,8 +39,8 @@ COMPARED = ("step", "timeline", "tokens", "position", "files")  # of a checkpoin
 class Site:
     """A replay's directory; `told` is the body of replay.json, empty before that exists."""
 
-    def __init__(self, root: Path, told: Mapping[str, Any]) -> None:
-        self.root, self.told = root, told
+    def __init__(self, root: Path, fields: Mapping[str, Any]) -> None:
+        self.root, self.fields = root, fields
         self.run = RunLayout(root / "run")  # the replay's own run
         self.shards = root / "shards"
         self.tokenizer = self.run.root / "tokenizer.json"
@@ -49,8 +49,8 @@ class Site:
         self.base = recorded / "launch.json"
         self.machine = recorded / "trainer.json"  # compute settings and versions of a recorded checkpoint
         # The body of the recorded checkpoint.json to compare with, None when no checkpoint is early enough.
-        self.compared: Mapping[str, Any] | None = told.get("compared")
-        self.to, self.timeline = int(told.get("to", 0)), int(told.get("timeline", 0))
+        self.compared: Mapping[str, Any] | None = fields.get("compared")
+        self.to, self.timeline = int(fields.get("to", 0)), int(fields.get("timeline", 0))
 
     def plan(self) -> Plan:
         return read_plan(self.run.plan)
@@ -66,7 +66,7 @@ class Site:
 
     def finish(self, verdict: Mapping[str, Any]) -> None:
         """Writes the verdict; the replay is finished then."""
-        write_record(self.root / "replay.json", {**self.told, "state": "done", "verdict": dict(verdict)})
+        write_record(self.root / "replay.json", {**self.fields, "state": "done", "verdict": dict(verdict)})
 
 
 def own_checkpoints(site: Site) -> Iterator[Found]:
@@ -83,7 +83,7 @@ def link_sets(site: Site, pipeline: Pipeline) -> list[str]:
     """
     site.shards.mkdir(exist_ok=True)
     disks = [disk for disk in (pipeline.hot_layout, pipeline.warm_layout) if disk is not None]
-    places = [disk.shards(str(site.told["dataset"])) for disk in disks]
+    places = [disk.shards(str(site.fields["dataset"])) for disk in disks]
     changed = []
     for key, digest in dict(pair for entry in site.plan().segments for pair in entry.sets).items():
         link = site.shards / key[:16]
@@ -149,9 +149,9 @@ def forbids(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """
     found = []
     for part, name in _DECISIVE:
-        told, now = (side.get(part, {}).get(name) for side in (recorded, here))
-        if None not in (told, now) and told != now:
-            found.append(f"{name} is {told} in the recorded run and {now} here")
+        before, now = (side.get(part, {}).get(name) for side in (recorded, here))
+        if None not in (before, now) and before != now:
+            found.append(f"{name} is {before} in the recorded run and {now} here")
     return found
 
 
@@ -192,19 +192,19 @@ def take_up(pipeline: Pipeline, run: str, out: Path, to: int | None) -> tuple[Si
 def _begun(out: Path, record: Mapping[str, Any], to: int | None) -> dict[str, Any] | None:
     """Returns the body of replay.json of a replay to continue; None before it exists."""
     try:
-        told = read_record(out / "replay.json")
+        fields = read_record(out / "replay.json")
     except FileNotFoundError:
         return None
     problem = ""
-    if told["run_id"] != record["run_id"]:
-        problem = f"a replay of run {told['run']}, of another pipeline or an earlier life"
-    elif told["state"] != "running":
+    if fields["run_id"] != record["run_id"]:
+        problem = f"a replay of run {fields['run']}, of another pipeline or an earlier life"
+    elif fields["state"] != "running":
         problem = "a finished replay"
-    elif to not in (None, told["to"]):
-        problem = f"a replay up to step {told['to']}, which goes on without --to"
+    elif to not in (None, fields["to"]):
+        problem = f"a replay up to step {fields['to']}, which goes on without --to"
     if problem:
         raise UsageError(f"{out} is {problem}; remove it, or name another directory")
-    return told
+    return fields
 
 
 def _begin(
@@ -240,7 +240,7 @@ def _begin(
     shutil.copyfile(base["tokenizer_file"], site.tokenizer)
     if base["heldout"] is not None:
         shutil.copyfile(recorded.heldout, site.run.heldout)
-    told = {
+    fields = {
         "v": 1,
         "state": "running",
         "pipeline": pipeline.name,
@@ -250,5 +250,5 @@ def _begin(
         "to": to,
         "compared": None if compared is None else {name: compared.raw[name] for name in COMPARED},
     }
-    write_record(out / "replay.json", told)
-    return told
+    write_record(out / "replay.json", fields)
+    return fields

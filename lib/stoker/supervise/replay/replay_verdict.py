@@ -115,14 +115,14 @@ def _compare_checkpoints(site: Site, recorded: Mapping[str, Any]) -> tuple[int, 
     if proof.body is None:
         raise DataError(f"{repeated} is not whole: {proof.reason}; remove it, and it is made again")
     _refuse(forbids(_trainer(site.machine), _trainer(repeated / TRAINER)))
-    told, made = _figures(recorded), _figures(proof.body.raw)
+    fields, made = _figures(recorded), _figures(proof.body.raw)
     found = [
-        f"step {recorded['step']}: {name} is {told.get(name)} in the recorded checkpoint, "
+        f"step {recorded['step']}: {name} is {fields.get(name)} in the recorded checkpoint, "
         f"{made.get(name)} in the replay's"
-        for name in sorted(told.keys() | made.keys())
-        if told.get(name) != made.get(name)
+        for name in sorted(fields.keys() | made.keys())
+        if fields.get(name) != made.get(name)
     ]
-    return sum(name.startswith(TENSORS) for name in told), found
+    return sum(name.startswith(TENSORS) for name in fields), found
 
 
 def _figures(body: Mapping[str, Any]) -> dict[str, Any]:

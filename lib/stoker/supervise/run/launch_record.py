@@ -96,7 +96,7 @@ def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) 
     The horizon, the batch, the learning rate and the like may change at any checkpoint, the sequence length
     at any entry of the plan.
     """
-    told = {
+    fields = {
         "run_id": identity.run_id,
         "seed": identity.seed,
         "build_id": identity.build_id,
@@ -104,7 +104,7 @@ def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) 
         "model": model,
         "optimizer": optimizer,
     }
-    return hashlib.sha256(canonical_json(told)).hexdigest()
+    return hashlib.sha256(canonical_json(fields)).hexdigest()
 
 
 def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunLayout) -> dict[str, str]:
