@@ -27,7 +27,7 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
 from stoker.supervise.audit import audit_identity as identity
-from stoker.supervise.audit.audit_rows import Ground, read_rows, row_findings
+from stoker.supervise.audit.audit_rows import History, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import parse_record
 
@@ -94,8 +94,8 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
         if where.exists():  # else pruned meanwhile
             view.add(where, wrong)
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
-    ground = Ground(view.plan, view.timelines, sealed, launches)
-    wrong = row_findings(rows, ground)
+    history = History(view.plan, view.timelines, sealed, launches)
+    wrong = row_findings(rows, history)
     if len(wrong) > MOST_ROW_FINDINGS:
         wrong[MOST_ROW_FINDINGS:] = [f"more findings than these {MOST_ROW_FINDINGS}"]
     view.add(layout.metrics, wrong)

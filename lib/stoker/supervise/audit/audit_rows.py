@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Ground:
+class History:
     """The reference for rows: plan, forks, sealed steps, steps per row, and the launch of each step."""
 
     plan: Plan
@@ -58,18 +58,18 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
     return rows, findings
 
 
-def row_findings(rows: Sequence[Row], ground: Ground) -> list[str]:
+def row_findings(rows: Sequence[Row], history: History) -> list[str]:
     """Returns the faults of the rows; each begins with its line number."""
     findings = list(_repeated(rows))
     training = [row for row in rows if row.position is not None]
     for timeline, first in sorted({row.timeline: row for row in reversed(rows)}.items()):
         try:
-            accounts = Accounts(ground.plan, skips(ground.timelines, timeline))
+            accounts = Accounts(history.plan, skips(history.timelines, timeline))
         except DataError as problem:
             findings.append(f"line {first.line}: step {first.step}: {problem}")
         else:
-            findings += _on_timeline(timeline, training, accounts, ground)
-    return [*findings, *_reach(training, ground.sealed)]
+            findings += _on_timeline(timeline, training, accounts, history)
+    return [*findings, *_reach(training, history.sealed)]
 
 
 def _row(number: int, body: Any) -> Row:
@@ -90,10 +90,12 @@ def _repeated(rows: Sequence[Row]) -> Iterator[str]:
             yield f"line {row.line}: step {row.step} of timeline {row.timeline} {what} twice (line {first})"
 
 
-def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> Iterator[str]:
+def _on_timeline(
+    timeline: int, training: Sequence[Row], accounts: Accounts, history: History
+) -> Iterator[str]:
     """Checks a timeline's rows: in order, one a step, by their launch's batch."""
-    makers, orphans = Makers(ground.launches, ground.timelines, timeline), list[int]()
-    step, windows = _origin(timeline, training, accounts, ground)
+    makers, orphans = Makers(history.launches, history.timelines, timeline), list[int]()
+    step, windows = _origin(timeline, training, accounts, history)
     for row in training:
         if row.timeline != timeline or row.position is None:
             continue
@@ -106,7 +108,7 @@ def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, gro
         if row.tokens != (tokens := accounts.tokens(row.position)):
             place = f"its position {row.position.as_list()} has {tokens} before it"
             yield f"{where} says {row.tokens} tokens; {place}"
-        sealed = ground.sealed.get(row.key, (row.tokens, row.position))
+        sealed = history.sealed.get(row.key, (row.tokens, row.position))
         if sealed != (row.tokens, row.position):
             mine = f"{where} has position {row.position.as_list()} with {row.tokens} tokens"
             yield f"{mine}; its checkpoint at {sealed[1].as_list()} with {sealed[0]}"
@@ -123,11 +125,11 @@ def _on_timeline(timeline: int, training: Sequence[Row], accounts: Accounts, gro
             after = f"{where} is {took} windows after step {step}, its launch trained on {batch} a step"
             yield f"{after}: some were applied twice or left out"
         step, windows = row.step, applied
-    if orphans and ground.launches:  # else the run is older than the log of launches
+    if orphans and history.launches:  # else the run is older than the log of launches
         yield f"steps from {orphans[0]} on were made by no launch on record"
 
 
-def _origin(timeline: int, training: Sequence[Row], accounts: Accounts, ground: Ground) -> tuple[int, int]:
+def _origin(timeline: int, training: Sequence[Row], accounts: Accounts, history: History) -> tuple[int, int]:
     """Returns the step a timeline begins after, and the windows applied by then.
 
     That is the fork's step, or an earlier one if the checkpoint forked from was lost before training
@@ -135,10 +137,10 @@ def _origin(timeline: int, training: Sequence[Row], accounts: Accounts, ground: 
     """
     if timeline == 0:
         return 0, 0
-    began = [one.resume_step for one in ground.launches if one.timeline == timeline]
-    step = min([ground.timelines.forks[timeline - 1].from_step, *began])
-    history = ancestry(ground.timelines, timeline)[1:]
-    older = committed(training, history, lambda row: (*row.key, True))
+    began = [one.resume_step for one in history.launches if one.timeline == timeline]
+    step = min([history.timelines.forks[timeline - 1].from_step, *began])
+    ways = ancestry(history.timelines, timeline)[1:]
+    older = committed(training, ways, lambda row: (*row.key, True))
     position = next((row.position for row in older if row.step == step), None) or START
     with contextlib.suppress(DataError):  # beyond the plan: reported at its row
         return step, accounts.applied(position)
