@@ -59,7 +59,7 @@ def measure_start(command: list[str], directory: Path) -> Measures:
             command, cwd=directory, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
         )
     try:
-        _wait_ready(command, directory)
+        _wait_ready(process, directory)
         ready_s = time.monotonic() - began
         measures = {"ready_s": ready_s, "cpu_s": _cpu_s(process.pid), "rss_bytes": _rss(process.pid)}
         began = time.monotonic()
@@ -72,11 +72,12 @@ def measure_start(command: list[str], directory: Path) -> Measures:
             process.wait()
 
 
-def _wait_ready(command: list[str], directory: Path) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], directory: Path) -> None:
     give_up = time.monotonic() + LONGEST_S
     while READY not in (said := (directory / "stderr.log").read_text(errors="replace")):
-        if time.monotonic() > give_up:
-            raise RuntimeError(f"{command[0]} was not ready within {LONGEST_S:g} s; it said:\n{said[-2000:]}")
+        if time.monotonic() > give_up or process.poll() is not None:
+            command = process.args[0]  # type: ignore[index] # it was started with a list
+            raise RuntimeError(f"{command!s} was not ready within {LONGEST_S:g} s; it said:\n{said[-2000:]}")
         time.sleep(0.002)
 
 
