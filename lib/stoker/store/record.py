@@ -64,7 +64,7 @@ def parse_record(data: bytes, path: Path | str) -> dict[str, Any]:
         raise RecordDamaged(f"{path} is no record: it lacks `v`; it is moved aside and rebuilt")
     claimed = body.pop("sum", None)
     try:
-        actual = _sum(body)
+        actual = claimed if _is_summed(data, claimed) else _sum(body)
     except ValueError as error:  # a lone surrogate: JSON can spell it, UTF-8 cannot
         raise RecordDamaged(f"{path} holds text that is not UTF-8: {error}") from error
     if claimed != actual:
@@ -178,6 +178,16 @@ def values_of(cls: type[DataclassInstance], record: Mapping[str, Any], *shared: 
 @functools.cache
 def _names(cls: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cls))
+
+
+def _is_summed(data: bytes, claimed: object) -> bool:
+    """Returns whether a plain record in canonical form has this sum.
+
+    Takes a third of the time of making that form again; False also where it cannot be told this way.
+    """
+    before, found, after = data.rstrip(b"\n").rpartition(f',"sum":"{claimed}"'.encode(errors="replace"))
+    is_plain = bool(found) and data.isascii() and b"\\u" not in data  # an escape may be no UTF-8
+    return is_plain and hashlib.sha256(before + after).hexdigest()[:SUM_HEX] == claimed
 
 
 def _sum(body: Mapping[str, Any]) -> str:
