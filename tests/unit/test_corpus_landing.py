@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.corpus.fetch.landing import EVIDENCE, PARTS, Landing, PartRecord
+from stoker.corpus.fetch.landing import CONTENT, EVIDENCE, PARTS, Landing, PartRecord
 from stoker.corpus.fetch.part import Content, look_at_landed
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.store.errors import StorageError, UnavailableError
@@ -42,6 +42,15 @@ def test_what_no_record_speaks_of_is_swept_and_what_one_speaks_of_stays(landing:
     assert sorted(landing.root.rglob("*.*")) == sorted(
         [landing.root / PARTS, landing.part("a/b"), landing.record("a/b")]
     )
+
+
+def test_evidence_that_a_kill_left_without_its_content_is_swept(landing: Landing) -> None:
+    for name, files in (("whole", ("reason.json", CONTENT)), ("cut off", ("reason.json",))):
+        (landing.root / EVIDENCE / name).mkdir(parents=True)
+        for file in files:
+            (landing.root / EVIDENCE / name / file).write_bytes(b"x")
+    landing.sweep()
+    assert [place.name for place in (landing.root / EVIDENCE).iterdir()] == ["whole"]
 
 
 def test_a_whole_file_gets_its_name_and_its_folders_go_with_it(landing: Landing) -> None:

@@ -22,7 +22,15 @@ from stoker.corpus.http.retry_rules import Kept
 from stoker.corpus.source.folder import FOREIGN_SUFFIXES
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.errors import LockHeld, UnavailableError
-from stoker.store.files import drop_first, inside, make_dir, move_durably, sweep_temporaries, unlink_durably
+from stoker.store.files import (
+    drop_first,
+    inside,
+    make_dir,
+    move_durably,
+    remove_tree,
+    sweep_temporaries,
+    unlink_durably,
+)
 from stoker.store.layout import LANDING_LOCK, record_name
 from stoker.store.record import RecordDamaged, new_id, read_record, utc_now, values_of, write_record
 
@@ -114,11 +122,15 @@ class Landing:
         write_record(self.record(record.path), {"v": 1, **asdict(record)})
 
     def sweep(self) -> None:
-        """Removes files without a record, which no worker can continue."""
+        """Removes parts without a record, which no worker can continue, and evidence without content."""
         for file in list((self.root / PARTS).iterdir()):
             record = PartRecord.read(file.with_suffix(".json"))
             if record is None or self.part(record.path).stem != file.stem:
                 unlink_durably(file)
+        # The bytes of a move that a kill cut off are still in their part
+        for place in (self.root / EVIDENCE).glob("*"):
+            if not (place / CONTENT).exists():
+                remove_tree(place)
 
     def forget(self, path: str) -> None:
         """Removes an unfinished file: first the bytes, since a claim without bytes starts from 0."""
