@@ -95,7 +95,7 @@ def test_a_stop_before_everything_is_here_is_no_success(hub: LoopbackHub, tmp_pa
     assert daemon.stop() == 75
     assert "start it again" in daemon.said()
     assert data.once(WATCHDOG).returncode == 0
-    assert hub.served("slow.bin") == SIZE
+    assert hub.served("slow.bin") < SIZE + CUT, "it continues; what was under way at the stop comes twice"
 
 
 def test_the_landing_of_another_pipeline_is_not_touched(hub: LoopbackHub, tmp_path: Path) -> None:
