@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId
 from stoker.kit.workers import pool as pool_module
+from stoker.kit.workers.parent import Worker, WorkerExit
 from stoker.kit.workers.pool import ABANDONED, Activity, WorkerPool
 from support.fuse import WHY_NO_FUSE, FuseMount, fuse_is_here
 from support.mounts import apart
@@ -90,15 +90,23 @@ def test_a_reusable_worker_takes_the_next_task_of_its_module(pool: WorkerPool[No
     assert len(set(found)) == 1
 
 
-def test_what_a_worker_says_last_is_heard_with_its_own_task(pool: WorkerPool[None]) -> None:
+def test_what_a_worker_says_last_is_heard_with_its_own_task(
+    pool: WorkerPool[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll = Worker.poll
+
+    def late(worker: Worker, now: float | None = None) -> WorkerExit | None:
+        """Poll until word and end have both come, and not before."""
+        wait_until(lambda: poll(worker, now) is not None or not worker.at_work)
+        return poll(worker, now)
+
     spoken: list[tuple[str, str]] = []
     for word in ("a", "b", "c"):
-        job = start(pool, word, {"do": "say", "word": word})
-        wait_until(job.worker.has_news)
-        # It waits for its next task, so its word and its end are read together.
-        wait_until(lambda pid=job.worker.pid: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
-        for heard_job, words, _ in pool.hear():
-            spoken.extend((heard_job.subject, said["word"]) for said in words)
+        start(pool, word, {"do": "say", "word": word})
+        with monkeypatch.context() as patched:
+            patched.setattr(Worker, "poll", late)
+            for job, words, _ in pool.hear():
+                spoken.extend((job.subject, said["word"]) for said in words)
         assert word not in pool
     assert spoken == [("a", "a"), ("b", "b"), ("c", "c")]
 
