@@ -113,7 +113,7 @@ def test_failed_allocations_bring_the_ladder_down_to_a_pause_that_ends_by_itself
     with running(data):
         wait_until(lambda: data.events(LOOP, "memory_paused"), what="the pause")
         wait_until(lambda: "memory" in data.status().get("paused", {}), what="the status")
-        assert 'stoker_paused{pipeline="data",reason="memory"} 1.0' in metrics(data)
+        assert 'stoker_paused{reason="memory"} 1.0' in metrics(data)
         wait_until(lambda: data.states() == TWO, what="both files")
         wait_until(lambda: 'reason="memory"} 0.0' in metrics(data), what="the end of the pause")
     assert [rows for rows, _ in mischief.tries("000")][:3] == [250, 60, 15]

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.request
@@ -120,11 +121,15 @@ def test_a_daemon_starts_quickly_stays_small_shows_itself_and_stops(house: House
     status = house.status()
     assert status["running"] and status["state"] == "running" and status["pid"] == daemon.pid
     with urllib.request.urlopen(f"http://{status['metrics']}/metrics", timeout=10) as answer:
-        assert b'stoker_events_total{event="daemon_started",pipeline="house"} 1.0' in answer.read()
-    target = json.loads((house.runtime / "targets" / f"{NAME}.json").read_text())
-    assert target[0]["targets"] == [status["metrics"]]
+        assert b'stoker_events_total{event="daemon_started"} 1.0' in answer.read()
+    target = house.runtime / "targets" / f"house-{NAME}.json"
+    found = json.loads(target.read_text())[0]
+    assert found == {"targets": [status["metrics"]], "labels": {"pipeline": "house", "daemon": NAME}}
+    assert stat.S_IMODE(target.stat().st_mode) == 0o644
+    assert stat.S_IMODE(target.parent.stat().st_mode) == 0o755
     assert daemon.rss_bytes() < 45 << 20
     assert daemon.stop() == 0
+    assert not target.exists()
     status = house.status()
     assert not status["running"] and status["state"] == "stopped" and status["since"]
     assert status["pid"] is None and status["metrics"] is None

@@ -308,10 +308,10 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
         wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="the word of it")
         size = (site.data.source / "bad.parquet").stat().st_size
         wanted = [
-            'stoker_quarantine_files{kind="parquet",pipeline="data"} 1.0',
-            'stoker_quarantine_files{kind="record",pipeline="data"} 0.0',
-            f'stoker_quarantine_bytes{{kind="parquet",pipeline="data"}} {float(size)}',
-            'stoker_quarantine_dropped_total{kind="record",pipeline="data"} 1.0',
+            'stoker_quarantine_files{kind="parquet"} 1.0',
+            'stoker_quarantine_files{kind="record"} 0.0',
+            f'stoker_quarantine_bytes{{kind="parquet"}} {float(size)}',
+            'stoker_quarantine_dropped_total{kind="record"} 1.0',
         ]
         wait_until(lambda: set(wanted) <= set(site.metrics()), what="the metrics")
         done = site.stoker("drop", "bad.parquet", "--reason-too", "--json")

@@ -118,8 +118,7 @@ def test_the_target_starts_all_three_which_report_and_are_scraped_and_stops_with
     for daemon in ("download_watchdog", "stage_shard", "train_supervisor"):
         holder = json.loads(in_state(box, f"locks/{daemon}.lock").read_text())
         page = box.run(sys.executable, "-c", SCRAPE, f"http://{holder['metrics']}/metrics").stdout
-        assert "stoker_daemon_rss_bytes{" in page, daemon
-        assert 'pipeline="thread"' in page, daemon
+        assert "stoker_daemon_rss_bytes " in page, daemon
         assert MEMORY_OF_WORKERS.get(daemon, "stoker_daemon_rss_bytes") in page
     records = [json.loads(line) for line in box.journal(units[2], "-o", "json").splitlines()]
     assert any(record.get("STOKER_EVENT") and record.get("STOKER_PIPELINE") == "thread" for record in records)

@@ -136,7 +136,7 @@ def test_what_the_plan_waits_for_is_the_supervisors_word(
     run = FakeRun(site)
     run.plan(*BUILT)
     run.train(50, 6)
-    runtime = RuntimeLayout(tmp_path / "runtime")
+    runtime = RuntimeLayout.at(tmp_path / "runtime")
     runtime.create()
     lock, extra = site.pipeline.layout.lock(TRAIN_SUPERVISOR), {"runtime": str(runtime.root)}
     body = {"run": "main", "doing": "training", "waiting_for": None}

@@ -89,7 +89,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 @pytest.fixture
 def running(pipeline: Pipeline, tmp_path: Path) -> Iterator[Pipeline]:
     """A pipeline whose shard loop and supervisor hold their locks and have written a snapshot."""
-    runtime = RuntimeLayout(tmp_path / "runtime")
+    runtime = RuntimeLayout.at(tmp_path / "runtime")
     runtime.create()
     locks = []
     for daemon, body in (("stage_shard", SHARD), ("train_supervisor", RUN)):

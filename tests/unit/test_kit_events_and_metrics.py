@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import socket
 import urllib.error
@@ -13,10 +15,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.kit import events as events_module
+from stoker.kit.event_words import words_of
 from stoker.kit.events import Events, EventTail, Log
 from stoker.kit.metrics import Figure, Metrics
 from stoker.store.errors import ConfigError, UnavailableError
 from stoker.store.layout import StateLayout
+from stoker.store.requests import file_request, waiting_requests
 from support.waiting import LONG_S
 
 DAEMON = "stage_shard"
@@ -31,13 +35,13 @@ def layout(tmp_path: Path) -> StateLayout:
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    metrics = Metrics(DAEMON, "demo")
+    metrics = Metrics(DAEMON)
     yield metrics
     metrics.close()
 
 
 def new_events(layout: StateLayout, metrics: Metrics | None = None) -> Events:
-    return Events(layout, Log(DAEMON, "demo", environ={}), (metrics or Metrics(DAEMON, "demo")).events)
+    return Events(layout, Log(DAEMON, "demo", environ={}), (metrics or Metrics(DAEMON)).events)
 
 
 def test_an_event_is_on_disk_in_the_log_and_counted(
@@ -51,7 +55,7 @@ def test_an_event_is_on_disk_in_the_log_and_counted(
     assert (first["level"], first["pipeline"], first["daemon"]) == ("warning", "demo", DAEMON)
     assert (first["seq"], second["seq"]) == (1, 2) and first["time"].endswith("Z")
     assert 'event=source_quarantined message="page 3 is rotten" path=a.parquet' in capfd.readouterr().err
-    assert b'stoker_events_total{event="source_proven",pipeline="demo"} 1.0' in metrics.text()
+    assert b'stoker_events_total{event="source_proven"} 1.0' in metrics.text()
 
 
 def test_the_numbering_goes_on_after_a_restart_and_a_torn_line(layout: StateLayout) -> None:
@@ -92,43 +96,72 @@ def test_a_disk_that_takes_no_event_is_said_once_and_stops_nothing(
     assert [event["number"] for event in EventTail(layout).new()] == [3]
 
 
-def test_every_sample_has_the_pipeline_and_every_name_follows_the_rule(metrics: Metrics) -> None:
+def series(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Returns the values on the page, by name and label values."""
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_names_follow_the_rule_and_the_target_alone_names_pipeline_and_daemon(metrics: Metrics) -> None:
     metrics.figures = (
         Figure("queue_files", "Files waiting", "queue"),
-        Figure("build_bytes_total", "Bytes", "built.*", "result"),
+        Figure("build_bytes_total", "Bytes", "built.*", {"result": ()}),
     )
     metrics.status = {"queue": 3, "built": {"ok": 5}}
+    metrics.histogram("step_seconds", "Steps", (1.0, 2.0)).observe(1.5)
     families = list(text_string_to_metric_families(metrics.text().decode()))
     samples = [sample for family in families for sample in family.samples]
-    assert all(sample.labels["pipeline"] == "demo" for sample in samples)
+    assert not [sample for sample in samples if {"pipeline", "daemon"} & sample.labels.keys()]
     assert all(sample.name.startswith("stoker_") for sample in samples)
     assert not [sample.name for sample in samples if sample.name.endswith("_created")]
     for family in families:
-        assert family.documentation and family.type in ("counter", "gauge")
+        assert family.documentation and family.type in ("counter", "gauge", "histogram")
         if family.type == "counter":
             assert all(sample.name.endswith("_total") for sample in family.samples)
-    values = {sample.name: sample.value for sample in samples}
-    assert values["stoker_queue_files"] == 3
-    assert values["stoker_daemon_rss_bytes"] > 1 << 20
+    found = series(metrics)
+    assert found["stoker_queue_files",] == 3 and found["stoker_build_bytes_total", "ok"] == 5
+    assert found["stoker_daemon_rss_bytes",] > 1 << 20
+    assert found["stoker_step_seconds_bucket", "2.0"] == 1 and found["stoker_step_seconds_sum",] == 1.5
 
 
 def test_figures_are_read_from_the_status_as_it_is_at_the_scrape(metrics: Metrics) -> None:
     metrics.figures = (
         Figure("queue_files", "Files waiting.", "queue"),
-        Figure("ends_total", "Ends.", "ends.*.*", "activity class"),
-        Figure("disk_free_bytes", "Room.", "disks.*.free", "disk"),
+        Figure("ends_total", "Ends.", "ends.*.*", {"activity": ("build",), "class": ("done", "died")}),
+        Figure("disk_free_bytes", "Room.", "disks.*.free", {"disk": ()}),
         Figure("workers_stuck", "Stuck.", "stuck"),
     )
-    assert b"stoker_queue_files{" not in metrics.text()
+    metrics.status = {"disks": {"hot": {}, "warm": {}}}
+    before = series(metrics)
+    assert math.isnan(before["stoker_queue_files",]) and math.isnan(before["stoker_disk_free_bytes", "warm"])
+    assert before["stoker_ends_total", "build", "done"] == 0
     disks = {"hot": {"free": 9}, "warm": {"trouble": "gone"}}
     metrics.status = {"queue": 3, "ends": {"build": {"done": 2}}, "disks": disks, "stuck": {"a": 1}}
-    families = text_string_to_metric_families(metrics.text().decode())
-    samples = {s.name: (s.labels, s.value) for family in families for s in family.samples}
-    assert samples["stoker_queue_files"] == ({"pipeline": "demo"}, 3)
-    labels = {"pipeline": "demo", "activity": "build", "class": "done"}
-    assert samples["stoker_ends_total"] == (labels, 2)
-    assert samples["stoker_disk_free_bytes"] == ({"pipeline": "demo", "disk": "hot"}, 9)
-    assert samples["stoker_workers_stuck"][1] == 1
+    after = series(metrics)
+    assert after.keys() == before.keys(), "no series appears later"
+    assert after["stoker_queue_files",] == 3 and after["stoker_workers_stuck",] == 1
+    assert (after["stoker_ends_total", "build", "done"], after["stoker_ends_total", "build", "died"]) == (
+        2,
+        0,
+    )
+    assert after["stoker_disk_free_bytes", "hot"] == 9 and math.isnan(after["stoker_disk_free_bytes", "warm"])
+
+
+def test_every_event_word_is_counted_from_0_and_requests_are_shown_until_answered(
+    layout: StateLayout,
+) -> None:
+    metrics = Metrics(DAEMON, lambda: waiting_requests(layout, DAEMON))
+    found = series(metrics)
+    assert {key[1] for key in found if key[0] == "stoker_events_total"} == words_of(DAEMON).keys()
+    assert found["stoker_events_total", "source_quarantined"] == found["stoker_requests_waiting",] == 0
+    assert math.isnan(found["stoker_requests_oldest_timestamp_seconds",])
+    file_request(layout, DAEMON, "release", {})
+    (file,) = layout.requests(DAEMON).iterdir()
+    os.utime(file, (5.0, 5.0))
+    file_request(layout, DAEMON, "release", {})
+    found = series(metrics)
+    assert found["stoker_requests_waiting",] == 2
+    assert found["stoker_requests_oldest_timestamp_seconds",] == 5.0
 
 
 def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics) -> None:

@@ -24,7 +24,7 @@ def layout(tmp_path: Path) -> StateLayout:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> RuntimeLayout:
-    runtime = RuntimeLayout(tmp_path / "run")
+    runtime = RuntimeLayout.at(tmp_path / "run")
     runtime.create()
     return runtime
 

@@ -59,7 +59,7 @@ class TestRecords:
     ) -> None:
         original: Callable[..., None] = files._write_new
         if forgotten == "fsync of the file":
-            monkeypatch.setattr(files, "_write_new", lambda path, data, _: original(path, data, False))
+            monkeypatch.setattr(files, "_write_new", lambda *given: original(*given[:2], False, given[3]))
         else:
             monkeypatch.setattr(files, "_fsync_path", lambda path: None)
         with pytest.raises(CrashFound):

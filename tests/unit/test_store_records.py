@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stoker.store import requests as requests_module
 from stoker.store.errors import StorageError, UnavailableError
 from stoker.store.files import sweep_temporaries
-from stoker.store.layout import DAEMONS, STAGE_SHARD, HotLayout, RuntimeLayout, StateLayout, runtime_dir
+from stoker.store.layout import DAEMONS, STAGE_SHARD, HotLayout, RuntimeLayout, StateLayout
 from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import (
@@ -457,20 +457,28 @@ class TestLayout:
     def test_a_shard_set_is_named_by_the_first_16_hex_of_its_key(self) -> None:
         assert HotLayout(Path("/hot")).shard_set("set", "ab" * 32) == Path("/hot/shards/set") / ("ab" * 8)
 
-    def test_the_runtime_directory_is_systemds_first_or_a_private_short_one(self, tmp_path: Path) -> None:
-        assert runtime_dir("x", tmp_path, {"RUNTIME_DIRECTORY": "/run/a:/run/b"}) == Path("/run/a")
-        private = runtime_dir("no-such-instance", tmp_path, {})
+    def test_the_runtime_directories_are_systemds_in_any_order(self, tmp_path: Path) -> None:
+        for both in ("/run/stoker/a:/run/stoker/targets", "/run/stoker/targets:/run/stoker/a"):
+            found = RuntimeLayout.of("a", tmp_path, {"RUNTIME_DIRECTORY": both})
+            assert found == RuntimeLayout(Path("/run/stoker/a"), Path("/run/stoker/targets"))
+        alone = RuntimeLayout.of("a", tmp_path, {"RUNTIME_DIRECTORY": "/run/a"})
+        assert alone == RuntimeLayout.at(Path("/run/a"))
+
+    def test_without_systemd_they_are_own_short_ones(self, tmp_path: Path) -> None:
+        found = RuntimeLayout.of("no-such-instance", tmp_path, {})
+        private = found.root
         try:
-            assert private == runtime_dir("no-such-instance", tmp_path, {})
+            assert found == RuntimeLayout.of("no-such-instance", tmp_path, {})
             assert stat.S_IMODE(private.stat().st_mode) == 0o700
-            assert len(str(RuntimeLayout(private).notify_socket("r" * 41))) < 100
+            assert stat.S_IMODE(found.target_dir.stat().st_mode) == 0o755
+            assert len(str(found.notify_socket("r" * 41))) < 100
             private.chmod(0o755)
             with pytest.raises(UnavailableError, match=str(private)):
-                runtime_dir("no-such-instance", tmp_path, {})
+                RuntimeLayout.of("no-such-instance", tmp_path, {})
             private.rmdir()
             private.symlink_to(tmp_path)
             with pytest.raises(UnavailableError):
-                runtime_dir("no-such-instance", tmp_path, {})
+                RuntimeLayout.of("no-such-instance", tmp_path, {})
             private.unlink()
         finally:
             if private.is_dir():

@@ -128,7 +128,7 @@ def shelf(tmp_path: Path) -> Checkpoints:
     for step in (10, 20, 30):
         proof = prove_checkpoint(seal(run.checkpoints, step))
         assert proof.body is not None
-        shelf.proven(f"step-{step:09d}", proof.body.raw, str(proof.digest), 0.0)
+        shelf.proven(f"step-{step:09d}", proof.body.raw, str(proof.digest))
     return shelf
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +35,14 @@ def test_a_huge_datagram_and_one_that_is_no_text_are_dropped() -> None:
 
 
 def test_a_value_that_makes_no_sense_is_as_if_not_said() -> None:
-    assert parse(b"LAUNCH=a\nPHASE=dance\nSTEP=-1\nLOSS=nan\nPOSITION=3\nTOKENS=1e6\nERROR=\nLR=", "a") == {}
+    assert parse(b"LAUNCH=a\nPHASE=dance\nSTEP=-1\nLOSS=x\nPOSITION=3\nTOKENS=1e6\nERROR=\nLR=", "a") == {}
+
+
+@pytest.mark.parametrize("said", [b"LOSS=nan", b"LOSS=2\nGRAD_NORM=inf"])
+def test_a_loss_or_norm_that_is_not_finite_is_counted_and_never_shown(said: bytes) -> None:
+    view = heard(TrainerView("a", 0.0, 0.0), parse(b"LAUNCH=a\nSTEP=1\n" + said, "a") or {}, 1.0)
+    view = heard(view, parse(b"LAUNCH=a\nSTEP=2\n" + said, "a") or {}, 2.0)
+    assert view.nonfinite == 2 and view.grad_norm is None
 
 
 @given(st.binary(max_size=300))

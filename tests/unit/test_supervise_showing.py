@@ -49,7 +49,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     )
     train = SimpleNamespace(run="main", global_batch=4)
     context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
-    parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, None))
+    parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, None, None))
     state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
     run = Run(cast(Any, context), state, *parts)
     return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))
@@ -163,3 +163,16 @@ def test_how_soon_data_is_needed_is_known_before_the_time_left_is() -> None:
         for pace in (soon, later):
             pace.sampled(4 * second, float(second))
     assert (soon.windows_per_s, later.windows_per_s) == (4.0, None)
+
+
+def test_the_last_words_tell_the_seconds_of_steps_and_saves() -> None:
+    def said(before: Trainer, now: float, text: str) -> Trainer:
+        return before.after_words([f"LAUNCH=l1\n{text}".encode()], now)
+
+    begun = said(trainer(), 10.0, "PHASE=train\nSTEP=5")
+    assert (begun.steps_s, begun.saves_s) == ((), ())  # the time before the first step is no step's
+    later = said(begun, 12.0, "PHASE=train\nSTEP=9")
+    assert later.steps_s == (0.5,) * 4  # steps between two messages share the time
+    saving = said(later, 13.0, "PHASE=checkpoint")
+    saved = said(said(saving, 14.0, "PHASE=checkpoint"), 15.5, "PHASE=train\nSTEP=10")
+    assert (saving.saves_s, saved.saves_s, saved.steps_s) == ((), (2.5,), ())

@@ -23,28 +23,32 @@ from stokerd.common.loop import RequestBox, repeat
 from stokerd.download.fetcher import most_rss_bytes
 from stokerd.download.folder import FolderSource
 from stokerd.download.remote import RemoteSource
+from stokerd.download.state import TRY_CLASSES
 
 LONGEST_WAIT_S = 5.0
+REASONS = ("disk", "source", "state", "server")
 FIGURES = (
-    Figure("download_files", "Source files by state.", "files.*", "state"),
+    Figure("download_files", "Source files by state.", "files.*", {"state": ()}),
     Figure("download_verified_bytes", "Bytes of all verified files.", "verified_bytes"),
     Figure("download_hashed_bytes_total", "Bytes hashed since the start.", "hashed_bytes"),
     Figure("download_last_progress_timestamp_seconds", "When a file was last read from.", "progress_at"),
     Figure("download_source_watched", "1 while changes in the source folder are noticed at once.", "watched"),
     Figure("download_source_available", "1 while the source can be seen.", "available"),
     Figure("download_complete", "1 when every file of the pinned listing is vouched for.", "complete"),
+    Figure("download_eta_seconds", "Time until every file is here.", "eta_s"),
     # Only of a source that is fetched
     Figure("download_fetched_bytes_total", "Bytes that came over the network.", "fetched_bytes"),
     Figure("download_durable_bytes_total", "Fetched bytes made durable.", "durable_bytes"),
     Figure("download_refetched_bytes_total", "Fetched bytes that were dropped.", "counted.refetched_bytes"),
-    Figure("download_retries_total", "Attempts that failed.", "failed_tries.*", "class"),
+    Figure("download_retries_total", "Attempts that failed.", "failed_tries.*", {"class": TRY_CLASSES}),
     Figure("download_mismatches_total", "Files whose content was wrong.", "counted.mismatches"),
     Figure("download_worker_restarts_total", "Fetch workers that died or hung.", "counted.restarts"),
     Figure("download_given_up", "Files that could not be brought.", "files.given_up"),
     Figure(
         "download_rate_bytes_per_second", "Bytes made durable, of a folder hashed.", "rate_bytes_per_second"
     ),
-    Figure("download_paused", "1 while nothing new is fetched.", "is_paused.*", "reason"),
+    Figure("download_paused", "1 while nothing new is fetched.", "is_paused.*", {"reason": REASONS}),
+    Figure("config_download_stall_seconds", "The longest time without a byte.", "stall_s"),
 )
 
 
@@ -67,7 +71,7 @@ class DownloadWatch:
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
         self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
         self.progress = ProgressTeller(context, download_parts)
-        context.metrics.figures = FIGURES
+        context.metrics.figures, context.metrics.status = FIGURES, {"files": self.source.counts()}
         self.demand = demand_reader(self.layout, pipeline.dataset.name)
         self.reconciled = (Demand(), -1, False)  # the last demand, `changes` and `seen` compared
 
@@ -148,16 +152,17 @@ class DownloadWatch:
         status = {
             "source": source.shown,
             "looked": source.seen,
-            "files": source.counts() if source.seen else {},
+            "files": source.counts(),
             "verified_bytes": state.verified_bytes,
             "complete": source.written is not None and source.written.complete,
             "trouble": source.trouble,
             "foreign_files": source.foreign_files,
             "available": not source.trouble,
-            "is_paused": dict.fromkeys(("disk", "source", "state", "server"), False),
+            "is_paused": dict.fromkeys(REASONS, False),
             "counted": dict(state.counted),
             "failed_tries": dict(state.failed_tries),
-            "progress_at": state.progress_at,
+            "progress_at": state.progress_at or None,
+            "stall_s": self.context.pipeline.download.stall,
             **dict.fromkeys(("hashed_bytes", "fetched_bytes", "durable_bytes", "watched"), 0),
             **source.status(),
         }

@@ -20,6 +20,7 @@ from stoker.kit.events import Alerts, Events
 from stoker.kit.loop import Retries
 from stoker.observe.progress import Rate
 
+TRY_CLASSES = (*TRANSIENT, *COUNTED, "other")
 LISTER = "/lister"  # no source's path begins with a slash
 FILE_OVER_S, ALL_OVER_S = 30.0, 60.0  # the rates of a file and of all files are over this time
 
@@ -196,7 +197,7 @@ class State(Generic[L]):
         self.only = only
         self.given_up: set[str] = set()
         self.counted = Counter(refetched_bytes=0, mismatches=0, restarts=0)
-        self.failed_tries = Counter(dict.fromkeys((*TRANSIENT, *COUNTED), 0))
+        self.failed_tries = Counter(dict.fromkeys(TRY_CLASSES, 0))
         self.progress_at = 0.0
         directory, dataset = context.layout.receipts, context.pipeline.dataset.name
         for _, receipt in each_record(directory, dataset, Receipt.from_record, context.set_aside):

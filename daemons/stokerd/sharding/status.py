@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
+from stoker.config.schema import Filters
 from stoker.corpus.quarantine.directory import KINDS
 from stoker.corpus.records.index import Sums
-from stoker.corpus.records.sources import PUBLISHED, TERMINAL
-from stoker.corpus.staging.disk_contents import amount_bytes
+from stoker.corpus.records.sources import PUBLISHED, TERMINAL, SourceState
+from stoker.corpus.schedule.outcome import Ended, Finished
+from stoker.corpus.staging.disk_contents import amount_bytes, measure
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Figure
 from stoker.kit.process import sample_process
+from stoker.observe.ledger import Disk as DiskSize
 from stoker.observe.progress import ProgressTeller, Rate, shard_parts
+from stokerd.sharding.activities import ACTIVITIES
 from stokerd.sharding.activities.disks import Disk
 from stokerd.sharding.activities.moves import MOVES
 from stokerd.sharding.activities.quarantine import VERDICTS
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
-from stokerd.sharding.limits import WRITERS
 
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
@@ -29,44 +33,59 @@ SAMPLE_EVERY_S = 3.0
 MOST_NAMED = 8  # sets being brought back
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
 
+SPLIT = {"split": ("train", "val")}
+KIND = {"kind": KINDS}
+PLACE = {"place": ("hot", "warm", "evicted")}
+DISK: Mapping[str, Sequence[str]] = {"disk": ()}  # hot, warm where there is one, state
+ACTIVITY = {"activity": tuple(ACTIVITIES)}
+ENDS = {**ACTIVITY, "class": get_args(Finished) + get_args(Ended)}
+DROPPED: Mapping[str, Sequence[str]] = {"reason": ("null", *Filters.model_fields)}
+
 # Each metric, with its place in the status.
 FIGURES = (
-    Figure("shard_sources", "Source files by state.", "sources.*", "state"),
-    Figure("shard_documents", "Documents in proven shard sets.", "documents.*", "split"),
-    Figure("shard_tokens", "Tokens in proven shard sets.", "tokens.*", "split"),
-    Figure("shard_imported_sets", "Imported shard sets.", "imported.*", "documents"),
-    Figure("shard_dropped_rows", "Rows that filters dropped of proven shard sets.", "dropped.*", "reason"),
-    Figure("shard_workers", "Workers at work.", "at_work.*", "activity"),
+    Figure("shard_sources", "Source files by state.", "sources.*", {"state": get_args(SourceState)}),
+    Figure("shard_documents", "Documents in proven shard sets.", "documents.*", SPLIT),
+    Figure("shard_tokens", "Tokens in proven shard sets.", "tokens.*", SPLIT),
+    Figure("shard_imported_sets", "Imported sets.", "imported.*", {"documents": ("known", "unknown")}),
+    Figure("shard_dropped_rows", "Rows that filters dropped of proven sets.", "dropped.*", DROPPED),
+    Figure("shard_workers", "Workers at work.", "at_work.*", ACTIVITY),
     Figure("shard_workers_rss_bytes", "Resident memory of all workers together.", "workers_rss_bytes"),
     Figure("shard_tokens_per_second", "Tokens committed, over the last half minute.", "tokens_per_second"),
     Figure("shard_parquet_bytes_per_second", "Parquet brought to its end.", "parquet_bytes_per_second"),
     Figure("shard_parquet_left_bytes", "Parquet that waits for its end.", "bytes_left"),
+    Figure("shard_eta_seconds", "Time until all of it came to its end.", "eta_s"),
     Figure("shard_last_progress_timestamp_seconds", "When something last got on.", "progress_at"),
     Figure("shard_dataset_complete", "1 when every listed source came to its end.", "complete"),
-    Figure("shard_sets", "Shard sets on hot, copied to warm, and on warm only.", "sets.by_place.*", "place"),
-    Figure("shard_sets_bytes", "What those sets take.", "sets.bytes.*", "place"),
-    Figure("shard_disk_free_bytes", "Free space as last measured.", "disks.*.free_bytes", "disk"),
-    Figure("shard_disk_size_bytes", "Size of the file system.", "disks.*.total_bytes", "disk"),
-    Figure("shard_disk_claimed_bytes", "What all daemons claim of it.", "disks.*.claimed_bytes", "disk"),
-    Figure("shard_disk_up", "1 while the disk answers.", "disks.*.up", "disk"),
+    Figure("shard_sets", "Shard sets on hot, copied to warm, and on warm only.", "sets.by_place.*", PLACE),
+    Figure("shard_sets_bytes", "What those sets take.", "sets.bytes.*", PLACE),
+    Figure("shard_disk_free_bytes", "Free space as last measured.", "disks.*.free_bytes", DISK),
+    Figure("shard_disk_size_bytes", "Size of the file system.", "disks.*.total_bytes", DISK),
+    Figure("shard_disk_claimed_bytes", "What all daemons claim of it.", "disks.*.claimed_bytes", DISK),
+    Figure("shard_disk_free_inodes", "Files that can still be made.", "disks.*.free_inodes", DISK),
+    Figure("shard_disk_inodes", "Files the file system can hold.", "disks.*.inodes", DISK),
+    Figure("shard_disk_up", "1 while the disk answers.", "disks.*.up", DISK),
     Figure("shard_syncs_waiting", "Sets without a proven copy on warm.", "sets.waiting_for_sync"),
     Figure("shard_sets_wanted_cold", "Sets that a run waits for and are not on hot.", "sets.wanted_cold"),
-    Figure("paused", "1 while work waits for this.", "is_paused.*", "reason"),
+    Figure("paused", "1 while work waits for this.", "is_paused.*", {"reason": REASONS}),
     Figure("staging_paused", "1 while the source folder does not answer.", "is_staging_paused"),
     Figure("workers_stuck", "Killed workers that the kernel does not let go.", "stuck"),
-    Figure("worker_rss_bytes", "Memory of the largest worker of an activity.", "largest.*", "activity"),
+    Figure("worker_rss_bytes", "Memory of the largest worker of an activity.", "largest.*", ACTIVITY),
     Figure("memory_ladder_step", "Rungs below the top: smaller batches, then fewer builders.", "memory.step"),
     Figure("memory_headroom_bytes", "What may be taken before the kernel kills.", "memory.headroom_bytes"),
     Figure("builders_wanted", "How many builders may be at work.", "parallelism.builders"),
     Figure("copies_wanted", "How many files may be brought to hot at once.", "parallelism.copies"),
     Figure("landing_unneeded_bytes", "Fetched files that nothing needs any more.", "landing.unneeded_bytes"),
-    Figure("quarantine_files", "Things kept in quarantine.", "quarantine.files.*", "kind"),
-    Figure("quarantine_bytes", "Bytes kept in quarantine.", "quarantine.bytes.*", "kind"),
-    Figure("quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", "verdict"),
-    Figure("quarantine_dropped_total", "Things given up.", "quarantine.dropped.*", "kind"),
-    Figure("worker_ends_total", "Ends of workers and of their tasks.", "ends.*.*", "activity class"),
+    Figure("quarantine_files", "Things kept in quarantine.", "quarantine.files.*", KIND),
+    Figure("quarantine_bytes", "Bytes kept in quarantine.", "quarantine.bytes.*", KIND),
+    Figure(
+        "quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", {"verdict": VERDICTS}
+    ),
+    Figure("quarantine_dropped_total", "Things given up.", "quarantine.dropped.*", KIND),
+    Figure("worker_ends_total", "Ends of workers and of their tasks.", "ends.*.*", ENDS),
     Figure("workers_recycled_total", "Builders ended at a commit point for their size.", "recycled"),
-    Figure("shard_moved_bytes_total", "Bytes of sets moved.", "moved_bytes.*", "move"),
+    Figure("shard_moved_bytes_total", "Bytes of sets moved.", "moved_bytes.*", {"move": tuple(MOVES)}),
+    Figure("config_warm", "1 with a warm store.", "config.warm"),
+    Figure("config_quarantine_bytes", "The quarantine's budget.", "config.quarantine_bytes"),
 )
 
 
@@ -74,7 +93,11 @@ class Status:
     """Writes the status; keeps the rates of the last half minute and minute."""
 
     def __init__(self, context: DaemonContext) -> None:
-        context.metrics.figures = FIGURES
+        context.metrics.figures, pipeline = FIGURES, context.pipeline
+        places = ("hot", "state") if pipeline.warm is None else ("hot", "warm", "state")
+        config = {"warm": pipeline.warm is not None, "quarantine_bytes": pipeline.quarantine.keep_bytes}
+        self._config = {"config": config}
+        context.metrics.status = {**self._config, "disks": {place: {} for place in places}}
         self._tokens_pace, self._bytes_pace = Rate(RATE_OVER_S), Rate(PACE_OVER_S)
         self._teller = ProgressTeller(context, shard_parts)
         self._shown_changes = -1
@@ -92,6 +115,7 @@ class Status:
             **_disks(state),
             **_machine(state),
             **_landing(state),
+            **self._config,
             "quarantine": _quarantine(state),
         }
         standing = _standing(state)
@@ -103,7 +127,7 @@ class Status:
         """Returns the workers' memory, and the largest of each kind; measured every SAMPLE_EVERY_S."""
         now = time.monotonic()
         if now - self._sampled_at >= SAMPLE_EVERY_S:
-            self._sampled_at, largest = now, dict.fromkeys(WRITERS, 0)
+            self._sampled_at, largest = now, dict.fromkeys(state.activities, 0)
             for job in state.pool.jobs:
                 rss_bytes = sample_process(job.worker.pid).rss_bytes
                 largest[job.kind] = max(largest.get(job.kind, 0), rss_bytes)
@@ -150,7 +174,7 @@ def _records(state: State) -> dict[str, Any]:
         "sources": dict(sums.states),
         "documents": dict(sums.documents),
         "tokens": dict(sums.tokens),
-        "dropped": dict(+sums.dropped),
+        "dropped": {reason: sums.dropped[reason] for reason in DROPPED["reason"]},
         "imported": {"known": sums.imported - sums.undocumented, "unknown": sums.undocumented},
     }
 
@@ -169,18 +193,29 @@ def _disks(state: State) -> dict[str, Any]:
             "wanted_cold": wants.cold,
             "bringing_back": sorted(state.doing("hydrate"))[:MOST_NAMED],
         },
-        "disks": {disk.place: _disk(state, disk) for disk in state.disks},
+        "disks": {**{disk.place: _disk(state, disk) for disk in state.disks}, "state": _state_disk(state)},
         "waits_for_room": state.space.short.get("hot", ""),
         "moved_bytes": {move: state.progress.moved_bytes[move] for move in MOVES},
     }
 
 
 def _disk(state: State, disk: Disk) -> dict[str, Any]:
-    about = {"trouble": disk.trouble, "up": disk.is_known}
-    if disk.size is None:
-        return about
-    size = {"total_bytes": disk.size.total_bytes, "free_bytes": disk.size.free_bytes}
-    return {**about, **size, "claimed_bytes": state.space.claimed(disk.size)}
+    return {"trouble": disk.trouble, "up": disk.is_known, **_size(state, disk.size)}
+
+
+def _state_disk(state: State) -> dict[str, Any]:
+    size = None
+    with contextlib.suppress(OSError):
+        size, _ = measure(state.context.layout.state)
+    return {"up": size is not None, **_size(state, size)}
+
+
+def _size(state: State, size: DiskSize | None) -> dict[str, Any]:
+    if size is None:
+        return {}
+    inodes = {"inodes": size.inodes, "free_inodes": size.free_inodes} if size.inodes else {}
+    of = {"total_bytes": size.total_bytes, "free_bytes": size.free_bytes, **inodes}
+    return {**of, "claimed_bytes": state.space.claimed(size)}
 
 
 def _machine(state: State) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Effects:
         self.requests = Requests(run)
         self.trainer = TrainerControl(run)
         self.lock: Lock | None = None
+        self._proof_began = 0.0
         self._effects: dict[type[do.Action], Callable[[Any], None]] = {
             do.Wait: self._wait,
             do.Pause: self._pause,
@@ -173,6 +174,8 @@ class Effects:
         if job.slot == MIRROR:
             self._stop_mirror()
         task, ended = ACTIVITIES[job.slot]
+        if isinstance(job, ProveCheckpoint):
+            self._proof_began = time.monotonic()
         try:
             self.workers.start(job, task(self.run, job))
         except Transient as problem:
@@ -185,6 +188,8 @@ class Effects:
             run.change(keep_at=0.0)
         if run.mirror is not None:
             run.mirror.tend_at = 0.0
+        if isinstance(job, ProveCheckpoint):
+            run.timings.proof.observe(time.monotonic() - self._proof_began)
         reason = "" if end.result is not None else end.reason()
         ACTIVITIES[job.slot][1](run, job, end.result, reason)
 

@@ -37,7 +37,7 @@ def checkpoint_proved(run: Run, job: do.ProveCheckpoint, result: Result | None, 
     name, now, path = job.name, time.monotonic(), f"checkpoints/{job.name}"
     proof = result or {"verdict": "unreadable", "reason": f"no proof: {reason}"}
     if proof["verdict"] == "proven":
-        if run.checkpoints.proven(name, proof["body"], proof["digest"], now):
+        if run.checkpoints.proven(name, proof["body"], proof["digest"]):
             run.events.record("checkpoint_proven", path=path, step=proof["body"]["step"])
     elif proof["verdict"] == "invalid":
         moved = run.checkpoints.reject(name, proof["reason"])
@@ -240,7 +240,7 @@ def _fetched(run: Run, job: do.FetchCopy, result: Result) -> None:
         run.events.record("heldout_restored", "warning", source="mirror")
     elif result["heldout"] in ("missing", "bad"):
         run.events.record("heldout_lost", "error", message=f"the mirror's copy is {result['heldout']} too")
-    run.checkpoints.proven(name, proof["body"], proof["digest"], time.monotonic())
+    run.checkpoints.proven(name, proof["body"], proof["digest"])
     if job.need == "try":  # for a rollback: retention must not remove it before the rollback is made
         run.checkpoints.kept.add(name)
     run.change(proofs={**run.state.proofs, name: "proven"}, is_warm_awaited=False)

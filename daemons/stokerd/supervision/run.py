@@ -10,6 +10,7 @@ from typing import Any
 from stoker.config.schema import Pipeline
 from stoker.kit.context import DaemonContext
 from stoker.kit.events import Events
+from stoker.kit.metrics import SAVE_BUCKETS, STEP_BUCKETS, Metrics
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
@@ -27,6 +28,21 @@ class Counted:
     mirror_failures: int = 0
     quarantined: int = 0
     trained_tokens: int = 0
+    nonfinite: int = 0
+    last_step_at: float | None = None  # Unix time
+
+
+class Timings:
+    """Histograms of seconds, since the supervisor started."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.step = metrics.histogram("train_step_seconds", "Time of a step.", STEP_BUCKETS)
+        self.save = metrics.histogram(
+            "checkpoint_save_seconds", "Time the trainer spent saving a checkpoint.", SAVE_BUCKETS
+        )
+        self.proof = metrics.histogram(
+            "checkpoint_proof_seconds", "Time of a checkpoint's proof.", SAVE_BUCKETS
+        )
 
 
 @dataclass
@@ -40,6 +56,7 @@ class Run:
     mirror: MirrorState | None  # None where checkpoints are not mirrored
     accounts: Accounts
     data: DataReadiness
+    timings: Timings
     counted: Counted = field(default_factory=Counted)
 
     def change(self, **changes: Any) -> None:
@@ -101,4 +118,5 @@ def load_run(context: DaemonContext) -> Run:
         MirrorState(layout.mirror, pipeline.layout.quarantine) if is_mirrored else None,
         accounts,
         DataReadiness(pipeline, context.events, planner),
+        Timings(context.metrics),
     )

@@ -4,45 +4,72 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from stoker.config.units import format_count, format_duration
 from stoker.kit.metrics import Figure
 from stoker.plan.growth import ENOUGH
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, StokerError
+from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
-from stoker.supervise.health.trainer_protocol import STEPPING
+from stoker.supervise.health.guarded import ExitClass
+from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.progress import waiting_words
+from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
 
 PROGRESS_EVERY_S = 3600.0  # between two run_progress events
-RUN_STATES = ("waiting", "running", "finished", "failed")
+AUDIT_EVERY_S = 60.0  # between two looks at the record of the last audit
+STATE = {"state": get_args(RunState)}
+PHASE = {"phase": tuple(Phase)}
+TRAINER_PHASE = {"phase": tuple(sorted(PHASES))}
 FIGURES = (
     Figure("train_step", "Last step the trainer reported or a proven checkpoint holds.", "step"),
     Figure("train_horizon_steps", "Last step of the run.", "steps"),
+    Figure("train_last_step_timestamp_seconds", "When a step was last made.", "figures.last_step_at"),
+    Figure("train_eta_seconds", "Time until the run's last step.", "eta_s"),
     Figure("train_loss", "Training loss of the last step.", "loss"),
     Figure("train_val_loss", "Last held-out loss.", "val_loss"),
+    Figure("train_nonfinite_total", "Losses and gradient norms that were not finite.", "figures.nonfinite"),
     Figure("train_learning_rate", "Learning rate of the last step.", "lr"),
     Figure("train_gradient_norm", "Norm of the gradient before clipping.", "grad_norm"),
     Figure("trainer_rss_bytes", "Memory of the trainer and what it started.", "trainer_rss_bytes"),
+    Figure("trainer_phase", "1 for what the trainer does.", "figures.trainer_phase.*", TRAINER_PHASE),
     Figure("plan_ahead_windows", "Windows planned beyond the trainer's position.", "plan_windows_ahead"),
+    Figure("plan_ahead_seconds", "How long the planned data lasts.", "figures.ahead_s"),
+    Figure("train_waiting_for_data", "1 while the run waits for data.", "figures.waits"),
+    Figure("train_waiting_since_timestamp_seconds", "Since when.", "figures.waits_since"),
     Figure("train_launches", "Launches of the run so far.", "launches"),
+    Figure("train_fruitless_launches", "The latest ones in a row without progress.", "figures.fruitless"),
     Figure("train_history_tokens", "Tokens in the run's history; falls at a rollback.", "figures.tokens"),
     Figure(
         "train_tokens_total", "Tokens trained on since the start, repeated too.", "figures.trained_tokens"
     ),
     Figure("train_tokens_per_second", "Speed; 0 while nothing is trained.", "figures.tokens_per_s"),
-    Figure("train_state", "1 for the state the run is in.", "figures.state.*", "state"),
-    Figure("train_restarts_total", "Ends of launches by class.", "figures.restarts.*", "class"),
+    Figure("train_state", "1 for the state the run is in.", "figures.state.*", STATE),
+    Figure("train_phase", "1 for what the supervisor does.", "figures.phase.*", PHASE),
+    Figure("train_timeline", "The run's timeline.", "timeline"),
+    Figure("train_rollbacks_total", "Rollbacks of the run: each begins a timeline.", "timeline"),
+    Figure("train_restarts_total", "Ends of launches.", "figures.restarts.*", {"class": tuple(ExitClass)}),
     Figure("train_checkpoint_step", "Step of the newest proven checkpoint.", "figures.proven_step"),
-    Figure("train_checkpoint_age_seconds", "Time since its proof.", "figures.proven_age_s"),
+    Figure("train_checkpoint_timestamp_seconds", "When it was sealed.", "figures.sealed_at"),
+    Figure("checkpoint_mirror_enabled", "1 where checkpoints are mirrored.", "figures.has_mirror"),
+    Figure("checkpoint_mirror_up", "1 while the mirror can be used.", "figures.mirror_up"),
     Figure("checkpoint_mirrored_step", "Step of the newest checkpoint on the mirror.", "mirror.step"),
     Figure("checkpoint_mirror_waiting", "Proven checkpoints still to be mirrored.", "mirror.waiting"),
     Figure("checkpoint_mirror_failures_total", "Failed tries at the mirror.", "figures.mirror_failures"),
     Figure("checkpoints_quarantined_total", "Checkpoints that were not whole.", "figures.quarantined"),
+    Figure("audit_findings", "What the last kept audit found.", "figures.audit.findings"),
+    Figure("audit_timestamp_seconds", "When it was made.", "figures.audit.at"),
+    Figure("config_checkpoint_interval_seconds", "Time between two checkpoints.", "figures.config.every_s"),
+    Figure("config_hang_limit_seconds", "When a trainer without a step is ended.", "figures.config.hang_s"),
+    Figure("config_stop_time_seconds", "How long a trainer may take to save.", "figures.config.stop_s"),
+    Figure("config_hold_seconds", "How long the plan waits for a file.", "figures.config.hold_s"),
+    Figure("config_no_progress_launches", "Fruitless launches that end the run.", "figures.config.launches"),
 )
 
 
@@ -54,6 +81,8 @@ class Status:
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
         run.context.metrics.figures = FIGURES
+        self._audit: Mapping[str, float] = {}
+        self._audit_at = 0.0
 
     def show(self, mirror_job: Job | None) -> None:
         """Writes status, metrics and heartbeat; measures a wait for data."""
@@ -77,7 +106,11 @@ class Status:
         if now >= self._report_at and (fields := run_progress(shown)):
             self._report_at = now + PROGRESS_EVERY_S
             run.events.record("run_progress", **fields)
-        run.context.beat(shown | {"figures": figures(run, shown)}, status_text(shown))
+        if now >= self._audit_at:
+            self._audit, self._audit_at = read_audit(run.pipeline.layout.audit), now + AUDIT_EVERY_S
+        run.context.beat(
+            shown | {"figures": figures(run, shown) | {"audit": self._audit}}, status_text(shown)
+        )
 
     def _count_tokens(self, launch: str | None, tokens: int) -> None:
         # Before its first word a launch is shown with the tokens of the checkpoint that it resumes from.
@@ -88,16 +121,42 @@ class Status:
 
 def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what only the metrics show."""
-    proven_at = run.checkpoints.proven_at
+    train, supervise, wait, rate = run.pipeline.train, run.pipeline.supervise, run.accounts.wait, None
+    if run.accounts.headway.windows_per_s and shown["plan_windows_ahead"] is not None:
+        rate = shown["plan_windows_ahead"] / run.accounts.headway.windows_per_s
+    waited_s = wait.lasted_s(time.monotonic())
     return {
         **vars(run.counted),
         "restarts": dict(run.counted.restarts),
         "tokens": shown["tokens"] or 0,
         "tokens_per_s": shown["tokens_per_s"] or 0,
-        "state": {state: shown["run_state"] == state for state in RUN_STATES},
+        "state": {state: shown["run_state"] == state for state in STATE["state"]},
+        "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
+        "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
+        "fruitless": run.store.record.fruitless if run.store.record else 0,
         "proven_step": run.newest.step if run.newest else None,
-        "proven_age_s": None if proven_at is None else time.monotonic() - proven_at,
+        "sealed_at": run.checkpoints.sealed_at if run.newest else None,
+        "ahead_s": rate,
+        "waits": bool(wait.what),
+        "waits_since": round(time.time() - waited_s) if wait.what else None,
+        "has_mirror": run.mirror is not None,
+        "mirror_up": run.mirror and run.mirror.trouble is None,
+        "config": {
+            "every_s": train.checkpoint.every,
+            "hang_s": supervise.hang_limit,
+            "stop_s": supervise.stop_time,
+            "hold_s": run.pipeline.plan.hold,
+            "launches": supervise.no_progress_launches,
+        },
     }
+
+
+def read_audit(path: Path) -> dict[str, float]:
+    """Returns the number of findings of the last kept audit, and when it was made; {} without one."""
+    try:
+        return {"findings": len(read_record(path)["findings"]), "at": path.stat().st_mtime}
+    except (OSError, StokerError):  # none was kept, or another user's: no daemon depends on it
+        return {}
 
 
 def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = None) -> dict[str, Any]:

@@ -88,13 +88,25 @@ class TrainerControl:
             return None
         end = guarded.poll()  # before `drain`: all messages of an ended trainer have then arrived
         now = time.monotonic()
-        trainer = replace(trainer.after_words(guarded.drain(), now), pid=guarded.trainer_pid)
+        before, trainer = trainer, replace(trainer.after_words(guarded.drain(), now), pid=guarded.trainer_pid)
+        self._measure(before, trainer)
         if now >= trainer.sample_at:
             work = work_of(process.pid for process in children_tree(guarded.pid))
             rss_bytes = 0 if trainer.pid is None else sample_tree(trainer.pid)
             trainer = trainer.sampled(work, rss_bytes, now, next_at=now + EVIDENCE_S)
         self.run.change(trainer=trainer.excused(now) if gap_s > GAP_S else trainer)
         return end
+
+    def _measure(self, before: Trainer, after: Trainer) -> None:
+        """Counts what the trainer's last words tell, for the metrics."""
+        run = self.run
+        for seconds in after.steps_s:
+            run.timings.step.observe(seconds)
+        for seconds in after.saves_s:
+            run.timings.save.observe(seconds)
+        run.counted.nonfinite += after.view.nonfinite - before.view.nonfinite
+        if after.step > before.step:
+            run.counted.last_step_at = time.time()
 
     def suspect(self, action: Suspect) -> None:
         """Records that the trainer shows no progress, or, without a reason, that it does again."""

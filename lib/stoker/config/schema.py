@@ -30,7 +30,7 @@ from stoker.config.reading import (
     Size,
     Text,
 )
-from stoker.store.layout import HotLayout, RuntimeLayout, StateLayout, WarmLayout, runtime_dir
+from stoker.store.layout import HotLayout, RuntimeLayout, StateLayout, WarmLayout
 
 
 class Section(BaseModel):
@@ -350,4 +350,4 @@ class Pipeline(Section):
     @property
     def runtime(self) -> RuntimeLayout:
         """The paths of sockets and status; creates a private directory where no other is given."""
-        return RuntimeLayout(runtime_dir(self.name, self.state))
+        return RuntimeLayout.of(self.name, self.state)

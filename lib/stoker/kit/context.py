@@ -19,15 +19,16 @@ from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
 from stoker.kit.process import ProcessId
 from stoker.store.errors import StorageError, storage_errors
-from stoker.store.files import fsync_dir, opened, unlink_durably, write_atomic
-from stoker.store.layout import runtime_dir
+from stoker.store.files import FILE_MODE, fsync_dir, opened, unlink_durably, write_atomic
 from stoker.store.record import RecordDamaged, set_aside, utc_now
+from stoker.store.requests import waiting_requests
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
 BEAT_S = 1.0  # the shortest time between two status writes, unless systemd's watchdog needs them more often
 RESERVE_BYTES = 4 << 20  # a thousand records, or the events of a bad week
 SPARE = 4  # created only where this many times its size are free: the reserve itself must not fill the disk
 NEARLY_FULL_BYTES = 64 << 10  # a record still fits, the next might not
+TARGET_MODE = 0o644  # Prometheus runs as a user of its own
 STATUS_BYTES = 200  # systemd cuts a longer line
 
 
@@ -152,7 +153,8 @@ class DaemonContext:
         self.once, self.files_list = once, files_list
         self.layout, self.runtime = pipeline.layout, pipeline.runtime
         self.runtime.create()
-        self.log, self.metrics = Log(name, pipeline.name), Metrics(name, pipeline.name)
+        self.log = Log(name, pipeline.name)
+        self.metrics = Metrics(name, lambda: waiting_requests(self.layout, name))
         self.events = Events(self.layout, self.log, self.metrics.events)
         self.notifier = Notifier()
         self.reserve = Reserve(self.layout.ballast(name), self.events)
@@ -185,7 +187,7 @@ class DaemonContext:
         metrics, `text` to `systemctl status`.
         """
         self._last = (status, text)
-        self.metrics.status = status
+        self.metrics.status, self.metrics.beat_at = status, time.time()
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + self._beat_s
@@ -211,8 +213,13 @@ class DaemonContext:
             "targets": [f"{self.pipeline.metrics.address}:{port}"],
             "labels": {"pipeline": self.pipeline.name, "daemon": self.name},
         }
-        self._write(self.runtime.targets(self.name), [target])
+        self._write(self._target, [target], TARGET_MODE)
         self.write_snapshot("starting")
+
+    def remove_target(self) -> None:
+        """Removes the target file: an orderly stop is no outage."""
+        with contextlib.suppress(OSError):
+            self._target.unlink()
 
     def write_snapshot(self, state: str, **more: Any) -> None:
         """Writes the status for its readers; the last one says `stopped` or `failed`."""
@@ -234,17 +241,19 @@ class DaemonContext:
         }
         self._write(self.runtime.status(self.name), snapshot)
 
-    def _write(self, file: Path, body: Any) -> None:
+    @property
+    def _target(self) -> Path:
+        return self.runtime.target(self.pipeline.name, self.name)
+
+    def _write(self, file: Path, body: Any, mode: int = FILE_MODE) -> None:
         """Writes a runtime file, creating a missing directory again; a failure never stops the daemon."""
         data = json.dumps(body, default=str).encode() + b"\n"
         try:
             try:
-                write_atomic(file, data, durable=False)
+                write_atomic(file, data, durable=False, mode=mode)
             except FileNotFoundError:
-                # recreates the private directory with its private mode
-                runtime_dir(self.pipeline.name, self.pipeline.state)
-                self.runtime.create()
-                write_atomic(file, data, durable=False)
+                self.pipeline.runtime.create()  # a private directory gets its private mode
+                write_atomic(file, data, durable=False, mode=mode)
         except OSError as error:
             if not self._is_status_failing:
                 problem = f"{self.runtime.root}: {error}; the work goes on unseen"

@@ -157,6 +157,8 @@ def _work(work: Work, context: DaemonContext) -> int:
     else:
         context.events.record("daemon_stopped", exit_code=code)
     context.notifier.stopping()
+    if code == 0 or context.stopping:
+        context.remove_target()
     context.write_snapshot("stopped" if code == 0 else "failed", exit_code=code)
     return code
 

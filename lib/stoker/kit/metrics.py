@@ -1,12 +1,16 @@
 """A daemon's Prometheus metrics: one registry, named by one rule, served on loopback.
 
-Names are `stoker_<thing>_<unit>[_total]`; every sample carries the pipeline; labels have few values.
+Names are `stoker_<thing>_<unit>[_total]`; labels have few values. Pipeline and daemon are labels of the
+target, which the target file names, so a page has neither. Every series is there from the start: a gauge
+without a value is NaN, a counter 0, because an increase is seen only between two samples.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import math
 import os
 import platform
 import socket
@@ -14,15 +18,16 @@ import socketserver
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from stoker.kit.event_words import words_of
 from stoker.kit.process import sample_process
 from stoker.store.errors import ConfigError, UnavailableError
 
@@ -31,63 +36,94 @@ PORT_KEYS = {"download_watchdog": "download", "stage_shard": "shard", "train_sup
 CLIENT_TIMEOUT_S = 5.0
 
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True)
 class Figure:
     """A metric read from the daemon's status.
 
-    `path` leads to the value; each `*` in it stands for the values of a label. A mapping counts as its
-    length. A counter's name ends in `_total`.
+    `path` leads to the value; each `*` in it stands for the values of a label. `labels` are the names of
+    these labels with the values known from the start; a label without any shows what the status has. A
+    mapping counts as its length. A counter's name ends in `_total`.
     """
 
     name: str
     doc: str
     path: str
-    labels: str = ""
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def family(self, status: Mapping[str, Any]) -> Metric:
+        """Returns the metric family with the values in a status."""
+        is_counter = self.name.endswith("_total")
+        kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+        family = kind(f"{PREFIX}{self.name}", self.doc, labels=tuple(self.labels))
+        known = itertools.product(*self.labels.values())
+        values = dict.fromkeys(known) | dict(_found(status, self.path.split(".")))
+        for labels, value in values.items():
+            family.add_metric(labels, value if value is not None else 0.0 if is_counter else math.nan)
+        return family
 
 
-# Metrics of every daemon: its size and CPU time, its version, its events.
+# Metrics of every daemon: its size and CPU time, its version, its events, the requests to it.
 OWN = (
-    Figure("daemon_rss_bytes", "Resident memory of the daemon", "daemons.*.rss_bytes", "daemon"),
-    Figure("daemon_threads", "Threads of the daemon", "daemons.*.threads", "daemon"),
-    Figure("daemon_start_time_seconds", "When it started, Unix time", "daemons.*.started", "daemon"),
-    Figure("daemon_cpu_seconds_total", "CPU time the daemon used", "daemons.*.cpu_s", "daemon"),
-    Figure("build_info", "What runs here; always 1", "build.*.*", "version python"),
-    Figure("events_total", "What happened, by event word", "events.*", "event"),
+    Figure("daemon_rss_bytes", "Resident memory of the daemon.", "rss_bytes"),
+    Figure("daemon_threads", "Threads of the daemon.", "threads"),
+    Figure("daemon_start_time_seconds", "When it started, Unix time.", "started"),
+    Figure("daemon_cpu_seconds_total", "CPU time the daemon used.", "cpu_s"),
+    Figure("daemon_beat_timestamp_seconds", "When its loop last got round, Unix time.", "beat_at"),
+    Figure("daemon_clock_seconds", "This machine's clock at the scrape, Unix time.", "clock"),
+    Figure("build_info", "What runs here; always 1.", "build.*.*", {"version": (), "python": ()}),
+    Figure("events_total", "What happened, by event word.", "events.*", {"event": ()}),
+    Figure("requests_waiting", "Requests without an answer.", "requests.waiting"),
+    Figure("requests_oldest_timestamp_seconds", "When the oldest of them was filed.", "requests.oldest_at"),
 )
+STEP_BUCKETS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0)  # and one for the rest
+SAVE_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0)
 
 
 class Metrics:
     """A daemon's metrics and the small server that serves them.
 
     `figures` are read from `status`, the daemon's current status; the metrics in OWN come with every daemon.
-    `events` counts events by event word.
+    `events` counts events by event word. `beat_at` is when the loop last got round (time.time).
+    `requests` returns how many requests wait, and since when the oldest does.
     """
 
-    def __init__(self, daemon: str, pipeline: str) -> None:
-        self.daemon, self._pipeline = daemon, pipeline
+    def __init__(
+        self, daemon: str, requests: Callable[[], tuple[int, float | None]] = lambda: (0, None)
+    ) -> None:
+        self.daemon, self._requests = daemon, requests
         self.figures: Sequence[Figure] = ()
         self.status: Mapping[str, Any] = {}
-        self.events: Counter[str] = Counter()
-        self._started = time.time()
+        self.events: Counter[str] = Counter(dict.fromkeys(words_of(daemon), 0))
+        self.beat_at = self._started = time.time()
         self._build = {metadata.version("stoker"): {platform.python_version(): 1}}
         self._server: _Server | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
+    def histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
+        """Returns a new histogram of seconds on the page; `name` is without the prefix."""
+        return Histogram(f"{PREFIX}{name}", doc, buckets=buckets, registry=self._registry)
+
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics; the registry calls this at each scrape."""
-        me = sample_process(os.getpid())
-        mine = {"rss_bytes": me.rss_bytes, "cpu_s": me.cpu_s, "started": self._started}
-        mine["threads"] = threading.active_count()
-        own = {"daemons": {self.daemon: mine}, "build": self._build, "events": self.events.copy()}
+        me, (waiting, oldest_at) = sample_process(os.getpid()), self._requests()
+        own = {
+            "rss_bytes": me.rss_bytes,
+            "cpu_s": me.cpu_s,
+            "threads": threading.active_count(),
+            "started": self._started,
+            "beat_at": self.beat_at,
+            "clock": time.time(),
+            "build": self._build,
+            "events": self.events.copy(),
+            "requests": {"waiting": waiting, "oldest_at": oldest_at},
+        }
         for figures, status in ((OWN, own), (self.figures, self.status)):
             for figure in figures:
-                kind = CounterMetricFamily if figure.name.endswith("_total") else GaugeMetricFamily
-                labels = ("pipeline", *figure.labels.split())
-                family = kind(f"{PREFIX}{figure.name}", figure.doc, labels=labels)
-                for values, value in _found(status, figure.path.split(".")):
-                    family.add_metric((self._pipeline, *values), value)
-                yield family
+                yield figure.family(status)
 
     def text(self) -> bytes:
         """Returns the exposition text that a scrape gets."""
@@ -120,15 +156,16 @@ class Metrics:
             self._server = None
 
 
-def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yields the values at a path of a status, each with its labels."""
+def _found(status: Any, path: Sequence[str], *labels: str) -> Iterator[tuple[tuple[str, ...], float | None]]:
+    """Yields the values at a path of a status, each with its labels; None for a value that is missing."""
     if not path:
-        yield labels, len(status) if isinstance(status, Mapping) else float(status or 0)
+        known = len(status) if isinstance(status, Mapping) else status
+        yield labels, None if known is None else float(known)
     elif path[0] == "*":
-        for label, inner in status.items():
+        for label, inner in (status or {}).items():
             yield from _found(inner, path[1:], *labels, label)
-    elif status.get(path[0]) is not None:
-        yield from _found(status[path[0]], path[1:], *labels)
+    else:
+        yield from _found((status or {}).get(path[0]), path[1:], *labels)
 
 
 class _Handler(prometheus_client.MetricsHandler):

@@ -35,11 +35,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Disk:
-    """The device number, size and free space of a file system, as a worker saw them."""
+    """The device number, size and free space of a file system, as a worker saw them.
+
+    `inodes` is 0 where the file system makes them as needed.
+    """
 
     device: int
     total_bytes: int
     free_bytes: int
+    inodes: int = 0
+    free_inodes: int = 0
 
 
 def has_room(disk: Disk | None) -> bool:

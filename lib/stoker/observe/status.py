@@ -46,7 +46,7 @@ def _snapshot(holder: Holder, daemon: str) -> dict[str, Any]:
     if not isinstance(root, str) or not root:
         return {}
     try:
-        with RuntimeLayout(Path(root)).status(daemon).open("rb") as stream:
+        with RuntimeLayout.at(Path(root)).status(daemon).open("rb") as stream:
             body = parse_json(stream.read(SNAPSHOT_LIMIT))
     except (OSError, ValueError):  # a reboot deleted it, or another user's private directory hides it
         return {}

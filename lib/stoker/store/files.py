@@ -40,12 +40,12 @@ def canonical_json(obj: Any) -> bytes:
     return text.encode()
 
 
-def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int = FILE_MODE) -> None:
     """Writes data to path, whole or not at all; durable=False skips fsync: a power cut may lose the file."""
     temporary = temporary_beside(path)
     with storage_errors("write", path):
         try:
-            _write_new(temporary, data, durable)
+            _write_new(temporary, data, durable, mode)
             os.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):  # the first error matters; sweep_temporaries removes the file
@@ -224,9 +224,9 @@ def below(root: Path, file: Path) -> str | None:
     return None if ".." in relative.parts or relative == Path() else str(relative)
 
 
-def _write_new(path: Path, data: bytes, durable: bool) -> None:
+def _write_new(path: Path, data: bytes, durable: bool, mode: int) -> None:
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
-        os.fchmod(descriptor, FILE_MODE)  # without the umask: members of the group read the state
+        os.fchmod(descriptor, mode)  # without the umask: members of the group read the state
         write_all(descriptor, data)
         if durable:
             os.fsync(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -22,6 +23,8 @@ DISK_LOCK, LANDING_LOCK = ".stoker-owner.lock", ".owner.lock"  # of a disk (hot,
 OWNER_LOCKS = frozenset((DISK_LOCK, LANDING_LOCK))
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+SYSTEM_RUNTIME = Path("/run/stoker")
+_TARGETS_MODE = 0o755  # Prometheus runs as a user of its own
 _SHARED_MODE = 0o2770  # members of the group write requests, whose files belong to the group
 
 
@@ -35,6 +38,7 @@ class StateLayout:
         # Shared while the supervisor adds sets to a plan, exclusive while the loop evicts sets.
         self.shard_sets_lock = self.locks / "shard-sets.lock"
         self.requests_done = state / "requests" / "done"
+        self.audit = state / "audit.json"  # the verdict of the last audit that was kept
         self.receipts = state / "receipts"
         self.sources = state / "sources"
         self.datasets = state / "datasets"
@@ -170,15 +174,46 @@ class WarmLayout(_DiskLayout):
 
 @dataclass(frozen=True)
 class RuntimeLayout:
-    """The paths that a reboot may delete: sockets, status snapshots, Prometheus targets."""
+    """The paths that a reboot may delete: sockets and status snapshots of a pipeline, Prometheus targets.
+
+    `target_dir` holds the targets of all pipelines: Prometheus expands no wildcard in a directory's name.
+    """
 
     root: Path
+    target_dir: Path
+
+    @classmethod
+    def at(cls, root: Path) -> RuntimeLayout:
+        """Returns the paths below a directory that holds everything."""
+        return cls(root, root / "targets")
+
+    @classmethod
+    def of(cls, name: str, state: Path, environ: Mapping[str, str] = os.environ) -> RuntimeLayout:
+        """Returns a pipeline's runtime directories: systemd's, else those in /run/stoker, else own ones.
+
+        The paths are short because a socket's path has at most 107 bytes. Raises UnavailableError when a
+        directory made under /tmp belongs to another user or has a wrong mode.
+        """
+        given = [Path(path) for path in environ.get("RUNTIME_DIRECTORY", "").split(":") if path]
+        if given:  # systemd sorts them
+            shared = next((path for path in given if path.name == "targets"), given[0] / "targets")
+            return cls(next((path for path in given if path != shared), shared), shared)
+        root, shared = SYSTEM_RUNTIME / name, SYSTEM_RUNTIME / "targets"
+        if not os.access(root, os.W_OK | os.X_OK):
+            digest = hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:8]
+            root = _own_dir(Path(f"/tmp/stoker-{os.geteuid()}-{digest}"), 0o700)  # noqa: S108 - checked
+        if not os.access(shared, os.W_OK | os.X_OK):
+            shared = _own_dir(Path(f"/tmp/stoker-{os.geteuid()}-targets"), _TARGETS_MODE)  # noqa: S108
+        return cls(root, shared)
 
     def create(self) -> None:
-        """Makes the missing directories."""
-        for directory in (self.root, self.root / "status", self.root / "targets"):
+        """Makes the missing directories; any user may list the targets."""
+        modes = {self.root: 0o750, self.root / "status": 0o750, self.target_dir: _TARGETS_MODE}
+        for directory, mode in modes.items():
             with storage_errors("make directory", directory):
-                directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+                directory.mkdir(mode=mode, parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # another user's, whose mode is right
+            os.chmod(self.target_dir, _TARGETS_MODE)  # the umask has removed bits
 
     def status(self, daemon: str) -> Path:
         """Returns the status file of a daemon."""
@@ -188,9 +223,9 @@ class RuntimeLayout:
         """Returns the datagram socket for the messages of a run's trainer."""
         return self.root / f"{run}.sock"
 
-    def targets(self, daemon: str) -> Path:
+    def target(self, pipeline: str, daemon: str) -> Path:
         """Returns the Prometheus file-discovery entry of a daemon."""
-        return self.root / "targets" / f"{daemon}.json"
+        return self.target_dir / f"{pipeline}-{daemon}.json"
 
 
 def record_name(dataset: str, path: str) -> str:
@@ -200,33 +235,18 @@ def record_name(dataset: str, path: str) -> str:
     return f"{stem}-{digest[:12]}"
 
 
-def runtime_dir(name: str, state: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """Returns the runtime directory: systemd's, else /run/stoker/<name>, else a private one made under /tmp.
-
-    The paths are short because a socket's path has at most 107 bytes. Raises UnavailableError when the
-    private directory belongs to another user or has a wrong mode.
-    """
-    given = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
-    if given:
-        return Path(given)
-    system = Path("/run/stoker") / name
-    if system.is_dir() and os.access(system, os.W_OK | os.X_OK):
-        return system
-    digest = hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:8]
-    return _private_dir(Path(f"/tmp/stoker-{os.geteuid()}-{digest}"))  # noqa: S108 - made 0700 and checked
-
-
-def _private_dir(path: Path) -> Path:
+def _own_dir(path: Path, mode: int) -> Path:
+    """Makes a directory under /tmp with this mode; refuses one that another user owns or may change."""
     with storage_errors("make directory", path):
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            found = os.lstat(path)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                raise UnavailableError(
-                    f"{path} is not a private directory of uid {os.geteuid()}; "
-                    "remove it, or name another one in RUNTIME_DIRECTORY"
-                ) from None
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, mode)
+            os.chmod(path, mode)  # the umask has removed bits
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o777 & ~mode:
+            raise UnavailableError(
+                f"{path} is not a directory of uid {os.geteuid()} with mode {mode:o}; "
+                "remove it, or name another one in RUNTIME_DIRECTORY"
+            )
     return path
 
 

@@ -91,6 +91,17 @@ def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
     return found
 
 
+def waiting_requests(layout: StateLayout, daemon: str) -> tuple[int, float | None]:
+    """Returns the number of unanswered requests to a daemon, and when the oldest was filed (Unix time)."""
+    filed_at = []
+    with contextlib.suppress(OSError), os.scandir(layout.requests(daemon)) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):  # answered meanwhile
+                    filed_at.append(entry.stat(follow_symlinks=False).st_mtime)
+    return len(filed_at), min(filed_at, default=None)
+
+
 def finish_request(layout: StateLayout, daemon: str, request: Request, outcome: Mapping[str, Any]) -> None:
     """Records a request's outcome, then unlinks the request; a crash in between repeats only the unlink."""
     fields = {"v": 1, "id": request.id, "daemon": daemon, "verb": request.verb, "time": utc_now()}

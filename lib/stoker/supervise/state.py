@@ -19,6 +19,8 @@ from stoker.supervise.health.trainer_protocol import Moment, TrainerView, heard,
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 
+MOST_STEPS = 1000  # that two messages a tenth of a second apart can tell
+
 
 class Phase(StrEnum):
     CLEANING = "cleaning"  # until no process of an earlier launch is alive
@@ -43,6 +45,9 @@ class Trainer:
     rss_bytes: int = 0  # of the trainer and the processes it started
     is_suspected: bool = False
     is_hung: bool = False
+    # Seconds of the steps and of the saves that the last words ended.
+    steps_s: tuple[float, ...] = ()
+    saves_s: tuple[float, ...] = ()
     stop_asked_at: Moment | None = None
 
     @property
@@ -58,16 +63,22 @@ class Trainer:
     def after_words(self, datagrams: Iterable[bytes], now: float) -> Trainer:
         """Returns the trainer after these datagrams."""
         view, times = self.view, self.step_times
+        steps_s, saves_s = list[float](), list[float]()
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
             if said is None:
                 continue
-            view = heard(view, said, now)
+            before, view = view, heard(view, said, now)
+            if before.phase == "checkpoint" != view.phase:
+                saves_s.append(now - before.moved_at)
             if view.phase != "train":
                 times = times.interrupted()
             elif "step" in said:
+                made = said["step"] - times.last[0] if times.last else 0
                 times = times.stepped(said["step"], now)
-        return replace(self, view=view, step_times=times)
+                if made > 0:
+                    steps_s += times.times[-1:] * min(made, MOST_STEPS)
+        return replace(self, view=view, step_times=times, steps_s=tuple(steps_s), saves_s=tuple(saves_s))
 
     def sampled(self, work: Work, rss_bytes: int, now: float, *, next_at: float) -> Trainer:
         """Returns the trainer after a sample of /proc; the next is due at `next_at`."""

@@ -120,7 +120,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
     if why := another_owner(pipeline):
         yield Fault(("state",), why)
     yield from (Fault(*found) for found in nested_through_links(pipeline))
-    metrics, source = Metrics("config", pipeline.name), pipeline.dataset.source
+    metrics, source = Metrics("config"), pipeline.dataset.source
     try:
         metrics.serve(pipeline.metrics.address, 0)
         metrics.close()

@@ -124,7 +124,8 @@ def _shards(body: Mapping[str, Any]) -> Iterator[Row]:
     if imported := known + unknown:
         told = f", documents of {unknown:,} not known" if unknown else ""
         yield "imported", f"{plural(imported, 'set')}, rows not known{told}"
-    yield "rows dropped", counts(body["dropped"]) if body.get("dropped") else ""
+    dropped = body.get("dropped") or {}
+    yield "rows dropped", counts(dropped) if any(dropped.values()) else ""
     yield "building", ", ".join(rates(body))
     if left := _left(body):
         files = f"{body['files_of'] - body['files_done']:,} of {body['files_of']:,} files"

@@ -10,6 +10,7 @@ import click
 from stoker.cli.options import answer, counts, json_option, pipeline_file, plural
 from stoker.config.schema import Pipeline
 from stoker.shards.audit.audit import audit_sets
+from stoker.store.record import write_record
 from stoker.supervise.audit.audit import audit_run
 
 MOST_NAMED = 5
@@ -18,12 +19,13 @@ MOST_NAMED = 5
 @click.command(epilog="Example: stoker audit /etc/stoker/fineweb.yaml --json")
 @pipeline_file
 @click.option("--deep", is_flag=True, help="Hash every byte, and count parquet again where it still is.")
+@click.option("--keep", is_flag=True, help="Keep the verdict for the metrics, as the daemons' user.")
 @json_option
-def audit(pipeline: Pipeline, deep: bool, as_json: bool) -> int:
+def audit(pipeline: Pipeline, deep: bool, keep: bool, as_json: bool) -> int:
     """Recount a pipeline's books from the files on disk.
 
-    Reads only, and may run beside the daemons. Exit code 1: something disagrees, or there is nothing to
-    audit; each finding names the file and the figure.
+    Reads only, but for --keep, and may run beside the daemons. Exit code 1: something disagrees, or there
+    is nothing to audit; each finding names the file and the figure.
     """
     # The run first: data that the run has consumed must be in shard sets that are read later, not earlier.
     run = audit_run(pipeline, deep=deep)
@@ -32,6 +34,8 @@ def audit(pipeline: Pipeline, deep: bool, as_json: bool) -> int:
     report: dict[str, Any] = {"v": 1, "balanced": not findings, "deep": deep}
     report |= {**data.figures(), **run.figures(), "recounted": [*data.recounted, "plan", "checkpoints"]}
     report |= {"on_record": [*data.on_record, *run.on_record], "findings": findings}
+    if keep:
+        write_record(pipeline.layout.audit, report)
     answer(report, report_lines(pipeline.name, report), as_json=as_json)
     return 1 if findings else 0
 

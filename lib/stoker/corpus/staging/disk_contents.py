@@ -68,7 +68,8 @@ def measure(directory: Path) -> tuple[Disk, bool]:
     """Returns the file system of a directory, and whether it is writable. Raises OSError."""
     found = os.statvfs(directory)
     block = found.f_frsize
-    disk = Disk(directory.stat().st_dev, found.f_blocks * block, found.f_bavail * block)
+    bytes_ = (found.f_blocks * block, found.f_bavail * block)
+    disk = Disk(directory.stat().st_dev, *bytes_, found.f_files, found.f_favail)
     return disk, not found.f_flag & os.ST_RDONLY
 
 

@@ -42,11 +42,13 @@ def parse(datagram: bytes, launch: str) -> Said | None:
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     if values.get("LAUNCH") != launch:
         return None
-    said = {}
+    said: dict[str, Any] = {}
     for key, reader in _READERS.items():
         with contextlib.suppress(ValueError):  # an invalid value is ignored
             if values.get(key):
                 said[key.lower()] = reader(values[key])
+    if any(_is_not_finite(values.get(key, "")) for key in ("LOSS", "GRAD_NORM")):
+        said["nonfinite"] = 1
     return said
 
 
@@ -68,11 +70,13 @@ class TrainerView:
     val_loss: float | None = None
     position: tuple[int, int] | None = None
     error: str | None = None
+    nonfinite: int = 0  # messages so far with a loss or gradient norm that is not finite
 
 
 def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
     """Returns the view after a datagram; values that the datagram leaves out stay."""
-    after = replace(view, **{field: value for field, value in said.items() if field != "checkpoint"})
+    plain = {field: value for field, value in said.items() if field not in ("checkpoint", "nonfinite")}
+    after = replace(view, **plain, nonfinite=view.nonfinite + said.get("nonfinite", 0))
     moved = (after.phase, after.step) != (view.phase, view.step)
     waits = after.phase == "wait-data" or (view.waits and after.phase == "checkpoint")
     return replace(after, waits=waits, heard_at=now, moved_at=now if moved else view.moved_at)
@@ -89,6 +93,12 @@ def _whole(value: str) -> int:
     if not 0 <= number < 2**63:
         raise ValueError(f"{number} is no count")
     return number
+
+
+def _is_not_finite(value: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return not math.isfinite(float(value))
+    return False
 
 
 def _number(value: str) -> float:

@@ -6,11 +6,13 @@ restarts. It distinguishes an unmounted warm from an empty warm, and names the c
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker.checkpoints.format import BODY
 from stoker.checkpoints.mirror.layout import Mirrored, fallback
 from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
 from stoker.checkpoints.retention import (
@@ -58,7 +60,7 @@ class Checkpoints:
         keep = pipeline.train.checkpoint
         self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
         self.kept: set[str] = set()  # names that retention spares until the next launch
-        self.proven_at: float | None = None  # when the newest checkpoint was proven
+        self.sealed_at: float | None = None  # when the newest proven checkpoint was sealed, Unix time
         self._proven: dict[str, Checkpoint] = {}
         self._retry_at: dict[str, float] = {}
         self._sealed: Checkpoint | None = None
@@ -115,7 +117,7 @@ class Checkpoints:
         for name in [name for name, one in self._proven.items() if not one.path.exists()]:
             del self._proven[name]
 
-    def proven(self, name: str, body: Mapping[str, Any], digest: str, now: float) -> bool:
+    def proven(self, name: str, body: Mapping[str, Any], digest: str) -> bool:
         """Records a successful proof; True when the checkpoint is now the newest."""
         before = self.newest
         checkpoint = Checkpoint(self.path(name), int(body["step"]), body, digest)
@@ -123,7 +125,8 @@ class Checkpoints:
         self._retry_at.pop(name, None)
         is_newest = before is None or checkpoint.step > before.step
         if is_newest:
-            self.proven_at = now
+            with contextlib.suppress(OSError):
+                self.sealed_at = (checkpoint.path / BODY).stat().st_mtime
         return is_newest
 
     def unreadable(self, name: str, now: float) -> None:
