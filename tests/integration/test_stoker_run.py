@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,51 @@ def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any
         "generate",
         str(training.run.checkpoints / "step-000000040"),
     ]
+
+
+def test_no_series_appears_later_and_every_page_is_clean(
+    shard_sets: Path, tmp_path: Path, started: Any
+) -> None:
+    """A counter that is born at 1 is missed by increase()."""
+    run = started(pipeline_of_sets(shard_sets, tmp_path), "--until-done")
+    first: dict[str, str] = {}
+    last: dict[str, str] = {}
+
+    def is_over() -> bool:
+        for daemon in DAEMONS:
+            if page := scraped(run.layout.lock(daemon)):
+                first.setdefault(daemon, page)
+                last[daemon] = page
+        return run.process.poll() is not None
+
+    wait_until(is_over, LONG_S, "the end of the run")
+    for daemon in DAEMONS:
+        assert series(last[daemon]) == series(first[daemon]) != set()
+        if promtool := shutil.which("promtool"):
+            said = subprocess.run(
+                [promtool, "check", "metrics"], input=last[daemon].encode(), capture_output=True
+            )
+            assert (said.returncode, said.stdout + said.stderr) == (0, b"")
+    assert 'stoker_train_restarts_total{class="finished"} 1.0' in last[TRAIN_SUPERVISOR]
+    count = re.search(r"^stoker_train_step_seconds_count (\d+)", last[TRAIN_SUPERVISOR], re.MULTILINE)
+    assert count and int(count[1]) > 0
+
+
+def scraped(lock: Path) -> str:
+    """Returns the page of the daemon that holds a lock; "" while there is none."""
+    holder = read_holder(lock)
+    if holder is None or "metrics" not in holder.extra:
+        return ""
+    try:
+        with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=LONG_S) as answer:
+            page: bytes = answer.read()
+    except OSError:  # it has just ended
+        return ""
+    return page.decode()
+
+
+def series(page: str) -> set[str]:
+    return {line.rsplit(" ", 1)[0] for line in page.splitlines() if not line.startswith("#")}
 
 
 def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_ctrl_c_saves(

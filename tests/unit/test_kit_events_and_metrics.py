@@ -166,6 +166,7 @@ def test_every_event_word_is_counted_from_0_and_requests_are_shown_until_answere
 
 def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics) -> None:
     port = metrics.serve("127.0.0.1", 0)
+    metrics.answer()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         assert b"stoker_build_info{" in answer.read()
@@ -175,6 +176,7 @@ def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics) ->
 
 def test_a_client_that_says_nothing_does_not_keep_others_waiting(metrics: Metrics) -> None:
     port = metrics.serve("127.0.0.1", 0)
+    metrics.answer()
     with (
         socket.create_connection(("127.0.0.1", port)),
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LONG_S) as answer,

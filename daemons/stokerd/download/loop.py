@@ -28,7 +28,7 @@ from stokerd.download.state import TRY_CLASSES
 LONGEST_WAIT_S = 5.0
 REASONS = ("disk", "source", "state", "server")
 FIGURES = (
-    Figure("download_files", "Source files by state.", "files.*", {"state": ()}),
+    Figure("download_files", "Source files by state.", "by_state.*", {"state": ()}),
     Figure("download_verified_bytes", "Bytes of all verified files.", "verified_bytes"),
     Figure("download_hashed_bytes_total", "Bytes hashed since the start.", "hashed_bytes"),
     Figure("download_last_progress_timestamp_seconds", "When a file was last read from.", "progress_at"),
@@ -71,7 +71,7 @@ class DownloadWatch:
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
         self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
         self.progress = ProgressTeller(context, download_parts)
-        context.metrics.figures, context.metrics.status = FIGURES, {"files": self.source.counts()}
+        context.metrics.show(FIGURES, {"by_state": dict.fromkeys(self.source.counts())})
         self.demand = demand_reader(self.layout, pipeline.dataset.name)
         self.reconciled = (Demand(), -1, False)  # the last demand, `changes` and `seen` compared
 
@@ -148,11 +148,12 @@ class DownloadWatch:
 
     def show(self) -> None:
         """Shows the status to `stoker status`, the metrics and the terminal."""
-        source, state = self.source, self.source.state
+        source, state, counts = self.source, self.source.state, self.source.counts()
         status = {
             "source": source.shown,
             "looked": source.seen,
-            "files": source.counts(),
+            "files": counts if source.seen else {},
+            "by_state": counts if source.seen else dict.fromkeys(counts),
             "verified_bytes": state.verified_bytes,
             "complete": source.written is not None and source.written.complete,
             "trouble": source.trouble,

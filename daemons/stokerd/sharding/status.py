@@ -93,11 +93,11 @@ class Status:
     """Writes the status; keeps the rates of the last half minute and minute."""
 
     def __init__(self, context: DaemonContext) -> None:
-        context.metrics.figures, pipeline = FIGURES, context.pipeline
+        pipeline = context.pipeline
         places = ("hot", "state") if pipeline.warm is None else ("hot", "warm", "state")
         config = {"warm": pipeline.warm is not None, "quarantine_bytes": pipeline.quarantine.keep_bytes}
         self._config = {"config": config}
-        context.metrics.status = {**self._config, "disks": {place: {} for place in places}}
+        context.metrics.show(FIGURES, {**self._config, "disks": {place: {} for place in places}})
         self._tokens_pace, self._bytes_pace = Rate(RATE_OVER_S), Rate(PACE_OVER_S)
         self._teller = ProgressTeller(context, shard_parts)
         self._shown_changes = -1

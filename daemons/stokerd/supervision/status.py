@@ -80,7 +80,7 @@ class Status:
         self._run = run
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        run.context.metrics.figures = FIGURES
+        run.context.metrics.show(FIGURES, {})
         self._audit: Mapping[str, float] = {}
         self._audit_at = 0.0
 

@@ -176,6 +176,7 @@ class DaemonContext:
     def ready(self, text: str) -> None:
         """Reports to systemd that the start is complete; `text` is the first status line."""
         self._is_ready = True
+        self.metrics.answer()
         self.notifier.ready()
         self.notifier.status(text)
         self.log.info("daemon_ready", message=text)

@@ -129,8 +129,18 @@ class Metrics:
         """Returns the exposition text that a scrape gets."""
         return generate_latest(self._registry)
 
+    def show(self, figures: Sequence[Figure], status: Mapping[str, Any]) -> None:
+        """Sets the figures with their first status, and begins to answer scrapes."""
+        self.figures, self.status = figures, status
+        self.answer()
+
+    def answer(self) -> None:
+        """Begins to answer scrapes; one that came earlier has waited, because no series may appear later."""
+        if self._server is not None:
+            self._server.start()
+
     def serve(self, address: str, port: int) -> int:
-        """Serves /metrics from a thread; returns the bound port (port 0 asks for any free port).
+        """Takes the port for /metrics; returns the bound port (port 0 asks for any free port).
 
         Raises UnavailableError when the port is taken, ConfigError when this machine cannot serve on the
         address at all.
@@ -184,15 +194,21 @@ class _Server(socketserver.ThreadingTCPServer):
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, port), _Handler.factory(registry))
         self._is_ending = False
-        self._thread = threading.Thread(target=self._answer, name="metrics", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread that answers, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._answer, name="metrics", daemon=True)
+            self._thread.start()
 
     def end(self) -> None:
         """Stops answering at once; serve_forever() would check for its end only every half second."""
         self._is_ending = True
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes the waiting thread
-        self._thread.join(1.0)
+        if self._thread is not None:
+            self._thread.join(1.0)
         self.server_close()
 
     def _answer(self) -> None:
