@@ -1,0 +1,284 @@
+"""The run: losses, speed, checkpoints, restarts, the data ahead, the GPUs."""
+
+from __future__ import annotations
+
+from dashlib.boards.common import (
+    CHECKPOINT_AGE,
+    DATA_AHEAD,
+    LOSS,
+    PHASES,
+    RUN_STATES,
+    SPEED,
+    TRAINER_PHASES,
+)
+from dashlib.panels import BAD, GOOD, WARN, Board, Panel, Row
+
+_NO_GPU = "no GPU"
+_LACKS = "no GPU, or one that does not tell this"
+_MIRROR = "no mirror of the checkpoints"
+
+
+def _quantiles(histogram: str) -> dict[str, str]:
+    """The median, the 0.99 quantile and the mean of a histogram."""
+    buckets = f"sum by (le) (rate({histogram}_bucket{{*}}[$__rate_interval]))"
+    mean = f"rate({histogram}_sum{{*}}[$__rate_interval]) / rate({histogram}_count{{*}}[$__rate_interval])"
+    return {
+        "median": f"histogram_quantile(0.5, {buckets})",
+        "99 %": f"histogram_quantile(0.99, {buckets})",
+        "mean": mean,
+    }
+
+
+_STEPS = (
+    LOSS,
+    SPEED,
+    Panel(
+        "Step time",
+        "s",
+        _quantiles("stoker_train_step_seconds"),
+        "Seconds a step takes. A growing distance of the 99 % line from the median means hiccups: data, "
+        "disk, a neighbour.",
+    ),
+    Panel(
+        "Learning rate",
+        "sci",
+        {"learning rate": "stoker_train_learning_rate{*}"},
+        "Learning rate of the last step.",
+    ),
+    Panel(
+        "Gradient norm",
+        "none",
+        {"before clipping": "stoker_train_gradient_norm{*}"},
+        "Norm of the gradient before clipping.",
+        empty="nothing trained yet",
+    ),
+    Panel(
+        "Step and horizon",
+        "short",
+        {"step": "stoker_train_step{*}", "horizon": "stoker_train_horizon_steps{*}"},
+        "The run's step and its last one; a rollback shows as a fall.",
+    ),
+    Panel(
+        "Tokens",
+        "short",
+        {"in the run's history": "stoker_train_history_tokens{*}"},
+        "Training tokens in the run's history; falls at a rollback.",
+    ),
+    Panel(
+        "Not finite",
+        "none",
+        {"losses and norms": "stoker_train_nonfinite_total{*}"},
+        "Losses and gradient norms that were not finite, since the supervisor started.",
+        thresholds=((None, GOOD), (1, BAD)),
+    ),
+)
+
+_LIFE = (
+    Panel(
+        "Run",
+        "none",
+        {"{{state}}": "stoker_train_state{*}"},
+        "State of the run.",
+        kind="states",
+        colours=RUN_STATES,
+    ),
+    Panel(
+        "Phase of the supervisor",
+        "none",
+        {"{{phase}}": "stoker_train_phase{*}"},
+        "What the train supervisor does.",
+        kind="states",
+        colours=PHASES,
+    ),
+    Panel(
+        "Phase of the trainer",
+        "none",
+        {"{{phase}}": "stoker_trainer_phase{*}"},
+        "What the trainer says it does; none without a trainer.",
+        kind="states",
+        colours=TRAINER_PHASES,
+    ),
+    Panel(
+        "Launches",
+        "none",
+        {
+            "launches": "stoker_train_launches{*}",
+            "without progress, in a row": "stoker_train_fruitless_launches{*}",
+            "limit of those": "stoker_config_no_progress_launches{*}",
+        },
+        "Launches of the run so far, and those in a row that made no step. At the limit the run fails.",
+    ),
+    Panel(
+        "Ends of launches",
+        "none",
+        {"{{class}}": "increase(stoker_train_restarts_total{*}[$__rate_interval]) > 0"},
+        "Ends of launches by class.",
+        empty="no launch ended",
+    ),
+    Panel(
+        "Timeline and rollbacks",
+        "none",
+        {"timeline": "stoker_train_timeline{*}", "rollbacks": "stoker_train_rollbacks_total{*}"},
+        "Each rollback begins a new timeline.",
+    ),
+    DATA_AHEAD,
+    Panel(
+        "Windows ahead",
+        "short",
+        {"planned": "stoker_plan_ahead_windows{*}"},
+        "Windows planned beyond the trainer's position.",
+    ),
+    Panel(
+        "Since the last step",
+        "s",
+        {
+            "last step": "time() - stoker_train_last_step_timestamp_seconds{*}",
+            "hang limit": "stoker_config_hang_limit_seconds{*}",
+        },
+        "Time since the last step; above the limit the trainer hangs and is ended.",
+        empty="nothing trained yet",
+    ),
+)
+
+_CHECKPOINTS = (
+    CHECKPOINT_AGE,
+    Panel(
+        "Seconds to save",
+        "s",
+        _quantiles("stoker_checkpoint_save_seconds"),
+        "How long a checkpoint keeps the trainer from training.",
+    ),
+    Panel(
+        "Seconds to prove",
+        "s",
+        _quantiles("stoker_checkpoint_proof_seconds"),
+        "How long it takes to read a checkpoint back and prove it whole.",
+    ),
+    Panel(
+        "Newest checkpoint",
+        "short",
+        {
+            "proven": "stoker_train_checkpoint_step{*}",
+            "on the mirror": "stoker_checkpoint_mirrored_step{*}",
+        },
+        "Step of the newest proven checkpoint, here and on the mirror.",
+    ),
+    Panel(
+        "Mirror",
+        "none",
+        {
+            "waiting": "stoker_checkpoint_mirror_waiting{*}",
+            "failures": "stoker_checkpoint_mirror_failures_total{*}",
+        },
+        "Proven checkpoints still to be mirrored, and failed tries since the supervisor started.",
+        empty=_MIRROR,
+    ),
+    Panel(
+        "Quarantine, audit",
+        "none",
+        {
+            "checkpoints set aside": "stoker_checkpoints_quarantined_total{*}",
+            "findings of the last audit": "stoker_audit_findings{*}",
+        },
+        "Checkpoints that were not whole, since the supervisor started, and what the last kept audit found.",
+        thresholds=((None, GOOD), (1, BAD)),
+    ),
+)
+
+_GPUS = (
+    Panel(
+        "GPU memory",
+        "bytes",
+        {
+            "{{gpu}} trainer": 'stoker_gpu_process_memory_bytes{*,process="trainer"}',
+            "{{gpu}} others": 'stoker_gpu_process_memory_bytes{*,process="other"}',
+            "{{gpu}} used": "stoker_gpu_memory_used_bytes{*}",
+            "{{gpu}} has": "stoker_gpu_memory_total_bytes{*}",
+        },
+        "Memory of each GPU: what the trainer and other processes hold, all that is used, what there is.",
+        empty=_NO_GPU,
+    ),
+    Panel(
+        "GPU utilisation",
+        "percentunit",
+        {"GPU {{gpu}}": "stoker_gpu_utilization_ratio{*}"},
+        "Share of the time in which a kernel ran.",
+        maximum=1,
+        empty=_LACKS,
+    ),
+    Panel(
+        "GPU power",
+        "watt",
+        {
+            "GPU {{gpu}}": "stoker_gpu_power_watts{*}",
+            "GPU {{gpu}} mean": "rate(stoker_gpu_energy_joules_total{*}[$__rate_interval])",
+        },
+        "Power now, and the mean from the energy counter.",
+        empty=_LACKS,
+    ),
+    Panel(
+        "GPU temperature",
+        "celsius",
+        {"GPU {{gpu}}": "stoker_gpu_temperature_celsius{*}"},
+        "Temperature of each GPU.",
+        empty=_LACKS,
+    ),
+    Panel(
+        "Clocks held back",
+        "none",
+        {"GPU {{gpu}} {{reason}}": 'stoker_gpu_clock_event{*,reason!="gpu_idle"}'},
+        "Why a GPU's clocks are lower than asked: power, heat, a brake.",
+        kind="states",
+        empty=_LACKS,
+    ),
+    Panel(
+        "GPUs present and expected",
+        "none",
+        {
+            "present": "sum(stoker_gpu_present{*})",
+            "expected": "stoker_gpus_expected{*}",
+            "sampler up": "stoker_gpu_sampler_up{*}",
+        },
+        "A GPU that is expected and not present fell off the bus. The sampler asks the driver.",
+        empty=_NO_GPU,
+    ),
+    Panel(
+        "Xid errors",
+        "none",
+        {"GPU {{gpu}} {{class}}": "stoker_gpu_xid_total{*}"},
+        "Errors that the driver told, counted: application (the program's fault) and hardware.",
+        thresholds=((None, GOOD), (1, BAD)),
+        empty=_NO_GPU,
+    ),
+    Panel(
+        "ECC errors, row remaps",
+        "none",
+        {
+            "GPU {{gpu}} {{kind}}": "stoker_gpu_ecc_errors_total{*}",
+            "GPU {{gpu}} remap pending": "stoker_gpu_remap_pending{*}",
+        },
+        "Memory errors, corrected and not. A pending row remap wants a reset of the GPU.",
+        empty=_LACKS,
+    ),
+    Panel(
+        "Spill to main memory",
+        "none",
+        {"{{certainty}}": "stoker_gpu_spill{*}"},
+        "On WSL2 a full GPU spills to main memory in silence, and steps get many times slower.",
+        kind="states",
+        colours={"certain": BAD, "suspected": WARN},
+        empty="not WSL2",
+    ),
+)
+
+TRAINING = Board(
+    "training",
+    "Training",
+    "The run: losses, speed, checkpoints, restarts, GPUs.",
+    (
+        Row("Steps", _STEPS),
+        Row("The run's life", _LIFE),
+        Row("Checkpoints", _CHECKPOINTS),
+        Row("GPUs", _GPUS),
+    ),
+)
