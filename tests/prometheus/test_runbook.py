@@ -1,0 +1,98 @@
+"""Rules, runbook and product name the same alerts, metrics, events and commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from stoker.cli.main import cli
+from stoker.kit.event_words import WORDS
+from stoker.kit.metrics import Metrics
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+from stokerd.download.loop import FIGURES as DOWNLOAD
+from stokerd.sharding.status import FIGURES as SHARD
+from stokerd.supervision.run import Timings
+from stokerd.supervision.status import FIGURES as TRAIN
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+RULES = [
+    rule
+    for file in sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yml"))
+    for group in yaml.safe_load(file.read_text())["groups"]
+    for rule in group["rules"]
+]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+# Of these, families of processes and GPUs: their daemons do not export them yet.
+TO_COME = re.compile(r"stoker_(process|gpu|gpus|memory)_|gpu_")
+# They say all without a number: what they compare is 0 or 1.
+WITHOUT_NUMBER = {"StokerWatchdog", "StokerDaemonDown", "StokerSourceAway"}
+
+
+def exported() -> Iterator[str]:
+    """The names of all samples on the pages of the three daemons."""
+    for daemon, figures in ((DOWNLOAD_WATCHDOG, DOWNLOAD), (STAGE_SHARD, SHARD), (TRAIN_SUPERVISOR, TRAIN)):
+        metrics = Metrics(daemon)
+        metrics.figures = figures
+        if daemon == TRAIN_SUPERVISOR:
+            Timings(metrics)
+        yield from (f"stoker_{figure.name}" for figure in figures)
+        for family in text_string_to_metric_families(metrics.text().decode()):
+            yield from (sample.name for sample in family.samples)
+
+
+def test_each_alert_has_a_section_and_each_section_an_alert() -> None:
+    sections = re.split(r"^### ", RUNBOOK, flags=re.MULTILINE)[1:]
+    titles = [section.split("\n", 1)[0] for section in sections]
+    assert sorted(titles) == sorted({rule["alert"] for rule in ALERTS})
+    for section in sections:
+        assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["Symptom", "Check", "Act", "Verify"]
+
+
+def test_each_alert_says_how_bad_how_much_and_where_to_read_on() -> None:
+    assert len({rule["alert"] for rule in ALERTS}) >= 25
+    for rule in ALERTS:
+        name, words = rule["alert"], rule["annotations"]
+        assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
+        assert ("$value" in words["summary"]) is (name not in WITHOUT_NUMBER), name
+        assert words["runbook_url"] == f"file:///opt/stoker/docs/runbook.md#{name.lower()}"
+        assert words["description"], name
+
+
+def test_rules_and_runbook_name_metrics_that_the_daemons_export() -> None:
+    known = {*exported(), *(rule["record"] for rule in RULES if "record" in rule)}
+    for text in (*(rule["expr"] for rule in RULES), RUNBOOK):
+        for name in re.findall(r"\b(?:\w+:)?stoker_\w+(?::\w+)?", text):
+            assert TO_COME.match(name) or {name, f"{name}_count"} & known, name
+
+
+def test_the_runbook_names_events_that_the_daemons_record() -> None:
+    known = {word for words in WORDS.values() for word in words}
+    listed = re.findall(r"[Ee]vents? ((?:`\w+`(?:, | and | or )?)+)", RUNBOOK)
+    named = {word for each in listed for word in re.findall(r"`(\w+)`", each)}
+    assert len(named) > 20
+    assert {word for word in named if not TO_COME.match(word)} <= known
+    for rule in RULES:
+        for words in re.findall(r'event=~?"([^"]+)"', rule["expr"]):
+            assert set(words.split("|")) <= known
+
+
+def test_the_runbook_names_commands_and_options_that_exist() -> None:
+    shown = re.findall(r"`(stoker [^`]+)`|^(stoker [^#\n]+)", RUNBOOK, re.MULTILINE)
+    commands = {" ".join((ticked or plain).split()) for ticked, plain in shown}
+    assert len(commands) > 15
+    for line in commands:
+        command: click.Command = cli
+        context = click.Context(cli)
+        words = line.split()[1:]
+        while words and isinstance(command, click.Group):
+            found = command.get_command(context, words.pop(0))
+            assert found is not None, line
+            command = found
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line
