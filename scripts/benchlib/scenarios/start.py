@@ -61,7 +61,7 @@ def measure_start(command: list[str], directory: Path) -> Measures:
     try:
         _wait_ready(process, directory)
         ready_s = time.monotonic() - began
-        measures = {"ready_s": ready_s, "cpu_s": _cpu_s(process.pid), "rss_bytes": _rss(process.pid)}
+        measures = {"ready_s": ready_s, "cpu_s": cpu_s(process.pid), "rss_bytes": rss_bytes(process.pid)}
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.wait(LONGEST_S)
@@ -81,12 +81,12 @@ def _wait_ready(process: subprocess.Popen[bytes], directory: Path) -> None:
         time.sleep(0.002)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     # What the start costs whatever else the machine does meanwhile: user and system time.
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _rss(pid: int) -> float:
+def rss_bytes(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     return float(status.split("VmRSS:")[1].split()[0]) * 1024
