@@ -164,18 +164,25 @@ def test_every_event_word_is_counted_from_0_and_requests_are_shown_until_answere
     assert found["stoker_requests_oldest_timestamp_seconds",] == 5.0
 
 
-def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics) -> None:
-    port = metrics.serve("127.0.0.1", 0)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics, address: str) -> None:
+    if address == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    place = metrics.serve(address, 0)
     metrics.answer()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{place}/metrics", timeout=10) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         assert b"stoker_build_info{" in answer.read()
-    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=2):
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port_of(place)), timeout=2):
         pass
 
 
+def port_of(place: str) -> int:
+    return int(place.rpartition(":")[2])
+
+
 def test_a_client_that_says_nothing_does_not_keep_others_waiting(metrics: Metrics) -> None:
-    port = metrics.serve("127.0.0.1", 0)
+    port = port_of(metrics.serve("127.0.0.1", 0))
     metrics.answer()
     with (
         socket.create_connection(("127.0.0.1", port)),

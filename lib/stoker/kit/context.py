@@ -208,10 +208,10 @@ class DaemonContext:
         place = set_aside(file, self.layout.quarantine, "damaged", str(error))
         self.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
 
-    def write_runtime_files(self, port: int) -> None:
-        """Writes the target file for Prometheus and the first snapshot for readers of the status."""
+    def write_runtime_files(self, metrics: str) -> None:
+        """Writes the target file, by which Prometheus scrapes `metrics` (host:port), and the first status."""
         target = {
-            "targets": [f"{self.pipeline.metrics.address}:{port}"],
+            "targets": [metrics],
             "labels": {"pipeline": self.pipeline.name, "daemon": self.name},
         }
         self._write(self._target, [target], TARGET_MODE)

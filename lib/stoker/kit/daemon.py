@@ -129,10 +129,10 @@ def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
 def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
     context.waiter.on_signal = lambda signum: _tell_signal(context, signum)
     metrics, asked = context.metrics, context.pipeline.metrics
-    port = metrics.serve(asked.address, getattr(asked.ports, PORT_KEYS[context.name]))
+    place = metrics.serve(asked.address, getattr(asked.ports, PORT_KEYS[context.name]))
     try:
-        lock.update({"runtime": str(context.runtime.root), "metrics": f"{asked.address}:{port}"})
-        context.write_runtime_files(port)
+        lock.update({"runtime": str(context.runtime.root), "metrics": place})
+        context.write_runtime_files(place)
         context.events.record("daemon_started", pid=os.getpid(), once=context.once)
         code = _work(work, context)
     finally:

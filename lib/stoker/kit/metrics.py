@@ -139,8 +139,8 @@ class Metrics:
         if self._server is not None:
             self._server.start()
 
-    def serve(self, address: str, port: int) -> int:
-        """Takes the port for /metrics; returns the bound port (port 0 asks for any free port).
+    def serve(self, address: str, port: int) -> str:
+        """Takes the port for /metrics (port 0 asks for any free port); returns where it is, as host:port.
 
         Raises UnavailableError when the port is taken, ConfigError when this machine cannot serve on the
         address at all.
@@ -158,7 +158,8 @@ class Metrics:
                 f"metrics cannot be served on {address} port {port}: {error.strerror or error}; "
                 f"correct metrics.address or {key}"
             ) from error
-        return int(self._server.server_address[1])
+        host = f"[{address}]" if ":" in address else address
+        return f"{host}:{self._server.server_address[1]}"
 
     def close(self) -> None:
         if self._server is not None:
