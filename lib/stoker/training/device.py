@@ -27,6 +27,11 @@ class Compute:
     def precision(self) -> str:
         return "bfloat16" if self.bf16 else "float32"
 
+    @property
+    def reserved_bytes(self) -> int | None:
+        """The GPU memory that torch has taken from the driver; None on a CPU."""
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else None
+
     def autocast(self) -> AbstractContextManager[object]:
         """Returns a context that computes in bfloat16 where that is safe; with float32, it has no effect."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()

@@ -130,7 +130,7 @@ class Training:
                 "time": utc_now(),
             }
         )
-        self.protocol.tell(**self._words(), **fields)
+        self.protocol.tell(**self._words(), **fields, gpu_reserved_bytes=self.compute.reserved_bytes)
 
     def _micro_batches(self, batch: Batch) -> list[Tensor]:
         """Returns a batch as micro-batches of windows (b, seq_len + 1)."""

@@ -69,6 +69,7 @@ class TrainerView:
     tokens_per_s: float | None = None
     val_loss: float | None = None
     position: tuple[int, int] | None = None
+    gpu_reserved_bytes: int | None = None  # of the card on which it has reserved most
     error: str | None = None
     nonfinite: int = 0  # messages so far with a loss or gradient norm that is not finite
 
@@ -116,7 +117,7 @@ def _position(value: str) -> tuple[int, int]:
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "PHASE": _phase,
-    **dict.fromkeys(("STEP", "TOKENS"), _whole),
+    **dict.fromkeys(("STEP", "TOKENS", "GPU_RESERVED_BYTES"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
     "POSITION": _position,
     **dict.fromkeys(("CHECKPOINT", "ERROR"), lambda value: value[:MOST_TEXT]),
