@@ -17,7 +17,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.events import _moment
-from stoker.cli.pipeline.status import report_lines, terminal_lines
+from stoker.cli.pipeline.status import gpus_line, report_lines, terminal_lines
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
@@ -247,6 +247,30 @@ def test_follow_shows_each_new_event_once_until_it_is_interrupted(pipeline: Pipe
         follower.wait()
     words = [line.split()[2] for line in output.read_text().splitlines()]
     assert sorted(words) == ["first", "second", "third"]
+
+
+GPUS = {
+    "expected": 2,
+    "present": {"0": True, "1": False},
+    "memory_used_bytes": {"0": 3 << 30, "1": None},
+    "memory_total_bytes": {"0": 80 << 30, "1": None},
+    "utilization_ratio": {"0": 0.97, "1": None},
+    "temperature_celsius": {"0": 71, "1": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ({}, ""),
+        ({"up": None, "expected": None, "present": {}}, ""),
+        ({"up": True, **GPUS}, "1 of 2, 3.0 GiB of 80.0 GiB, 97 % busy, 71 °C"),
+        ({"up": True, "expected": 1, "present": {"0": True}}, "1 of 1"),
+        ({"up": False, **GPUS}, "2, and the driver does not answer"),
+    ],
+)
+def test_the_gpus_take_a_line_where_there_are_any(gpus: dict[str, Any], said: str) -> None:
+    assert gpus_line(gpus) == said
 
 
 def test_a_download_tells_how_far_it_is_in_all_and_file_by_file() -> None:

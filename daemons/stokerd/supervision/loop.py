@@ -21,6 +21,7 @@ from stoker.supervise.decide import Seen, decide, mirror_job
 from stoker.supervise.health.guarded import GuardedEnd
 from stoker.supervise.state import Phase
 from stokerd.supervision.effects import Effects
+from stokerd.supervision.gpus import Gpus
 from stokerd.supervision.jobs import MIRROR
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.status import Status
@@ -43,8 +44,8 @@ def main(context: DaemonContext) -> int:
 class Supervisor:
     def __init__(self, context: DaemonContext) -> None:
         self.context, self.run = context, load_run(context)
-        self.workers = Workers(context)
-        self.effects, self.status = Effects(self.run, self.workers), Status(self.run)
+        self.workers, self.gpus = Workers(context), Gpus(context)
+        self.effects, self.status = Effects(self.run, self.workers), Status(self.run, self.gpus)
         self._reap_at = 0.0
 
     def supervise(self) -> int:
@@ -66,6 +67,7 @@ class Supervisor:
                 self.effects.ended(job, end)
             self._reap()
             trainers_end = self.effects.trainer.hear()
+            self.gpus.look(self.run.state.live)
             if trainers_end is not None:
                 self.status.show(
                     self.workers.jobs.get(MIRROR)
@@ -80,7 +82,7 @@ class Supervisor:
         now = time.monotonic()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
-            reap_strays(self.workers.pids | self.effects.trainer.pids)
+            reap_strays(self.workers.pids | self.gpus.pids | self.effects.trainer.pids)
 
     def _advance(self, end: GuardedEnd | None) -> float:
         """Decides and acts until the decision is to wait; returns for how many seconds."""
@@ -107,6 +109,7 @@ class Supervisor:
         self.effects.trainer.close()
         self.workers.stop()
         self.workers.stop_mirror()
+        self.gpus.close()
 
 
 def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:

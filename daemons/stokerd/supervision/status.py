@@ -20,6 +20,7 @@ from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
+from stokerd.supervision.gpus import GPU_FIGURES, Gpus
 from stokerd.supervision.run import Run
 
 PROGRESS_EVERY_S = 3600.0  # between two run_progress events
@@ -76,11 +77,11 @@ FIGURES = (
 class Status:
     """Shows the run once a cycle, and notes a wait for data."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, gpus: Gpus) -> None:
+        self._run, self._gpus = run, gpus
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        run.context.metrics.show(FIGURES, {})
+        run.context.metrics.show((*FIGURES, *GPU_FIGURES), {})
         self._audit: Mapping[str, float] = {}
         self._audit_at = 0.0
 
@@ -108,9 +109,8 @@ class Status:
             run.events.record("run_progress", **fields)
         if now >= self._audit_at:
             self._audit, self._audit_at = read_audit(run.pipeline.layout.audit), now + AUDIT_EVERY_S
-        run.context.beat(
-            shown | {"figures": figures(run, shown) | {"audit": self._audit}}, status_text(shown)
-        )
+        more = {"figures": figures(run, shown) | {"audit": self._audit}, "gpus": self._gpus.shown()}
+        run.context.beat(shown | more, status_text(shown))
 
     def _count_tokens(self, launch: str | None, tokens: int) -> None:
         # Before its first word a launch is shown with the tokens of the checkpoint that it resumes from.

@@ -19,10 +19,11 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import utc_now
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
-NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for")
+NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for", "gpus")
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end when its supervisor ends
 STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that explain a pause
 TITLE_WIDTH = 21
+_OF_GPUS = ("memory_used_bytes", "memory_total_bytes", "utilization_ratio", "temperature_celsius")
 Row = tuple[str, str]  # a title and its text; a row of data or run with an empty text is not shown
 
 
@@ -165,6 +166,7 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"
         yield "checkpoint", f"{checkpoint['name']}{unproven}"
     yield "mirror", _mirror(body["mirror"]) if body.get("mirror") else ""
+    yield "gpus", gpus_line(body.get("gpus") or {})
     if body.get("plan_windows"):
         ahead = body.get("plan_windows_ahead")
         text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
@@ -187,6 +189,24 @@ def _mirror(body: Mapping[str, Any]) -> str:
     if body["trouble"]:
         parts.append(f"trouble: {body['trouble']}")
     return "; ".join(parts)
+
+
+def gpus_line(gpus: Mapping[str, Any]) -> str:
+    """Returns the cards that are there, their memory in use, work and heat; "" without any."""
+    if not gpus.get("expected"):
+        return ""
+    if not gpus["up"]:
+        return f"{gpus['expected']}, and the driver does not answer"
+    known = {name: [value for value in gpus.get(name, {}).values() if value is not None] for name in _OF_GPUS}
+    parts = [f"{sum(gpus['present'].values())} of {gpus['expected']}"]
+    if known["memory_total_bytes"]:
+        used, total = (format_bytes(sum(known[f"memory_{what}_bytes"])) for what in ("used", "total"))
+        parts.append(f"{used} of {total}")
+    if ratios := known["utilization_ratio"]:
+        parts.append(f"{100 * sum(ratios) / len(ratios):.0f} % busy")
+    if known["temperature_celsius"]:
+        parts.append(f"{max(known['temperature_celsius'])} °C")
+    return ", ".join(parts)
 
 
 def _complete(body: Mapping[str, Any]) -> str:
