@@ -14,6 +14,7 @@ typedef struct { char unused; } card_t;
 typedef struct { card_t *device; unsigned long long type, data; unsigned gi, ci; } event_t;
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } process_t;
 static card_t cards[16];
+static int dead; /* a set of events that failed once */
 static int told = -1; /* how many lines "xid" were answered, or there before the first set of events */
 
 /* Copies the rest of the n-th line that begins with the words; 0 where there is none. */
@@ -133,6 +134,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(card_t *card, unsigned *count, proce
 int nvmlEventSetCreate(int **set) {
     char rest[256];
     *set = &told;
+    dead = 0;
     if (told < 0)
         while (find(++told, rest, "xid")) ;
     return fails(__func__, -1);
@@ -144,7 +146,7 @@ int nvmlDeviceRegisterEvents(card_t *card, unsigned long long types, int *set) {
 int nvmlEventSetWait_v2(int *set, event_t *event, unsigned wait_ms) {
     char rest[256];
     int card, code = fails(__func__, -1);
-    if (code) return code;
+    if (code || dead) return dead = code ? code : dead;
     for (unsigned waited = 0; !find(told, rest, "xid"); waited += 10) {
         if (waited >= wait_ms) return TIMEOUT;
         usleep(10000);
