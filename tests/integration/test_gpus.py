@@ -15,6 +15,7 @@ import pytest
 
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId
+from stoker.kit.workers.pool import STOP_GRACE_S
 from stoker.supervise.health.liveness import StepTimes, Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
@@ -148,9 +149,12 @@ def test_a_card_that_is_lost_in_mid_run_is_expected_and_the_others_are_sampled(
     assert shown["energy_joules_total"]["1"] == 9000.0
     assert [fields["gpu"] for fields in ground.said("gpu_lost")] == ["1"]
     driver.cards(2)
+    driver.says(f"0.nvmlDeviceGetPowerUsage {GPU_IS_LOST}")
+    ground.until(lambda shown: list(shown["present"].values()) == [False, True])
+    driver.cards(2)
     driver.errs(0, 48)
     shown = ground.until(lambda shown: all(shown["present"].values()) and shown["xid_total"]["0"]["hardware"])
-    assert len(ground.said("gpu_back")) == 1
+    assert [fields["gpu"] for fields in ground.said("gpu_back")] == ["1", "0"]
 
 
 def test_a_driver_that_hangs_holds_up_nobody_and_is_asked_again(driver: FakeDriver, ground: Ground) -> None:
@@ -165,6 +169,14 @@ def test_a_driver_that_hangs_holds_up_nobody_and_is_asked_again(driver: FakeDriv
     assert shown["xid_total"]["0"]["application"] == 1
     words = [event for event, _ in ground.recorded]
     assert words == ["gpus_found", "gpu_xid", "gpu_sampler_failed", "gpu_sampler_recovered"]
+
+
+def test_a_sampler_inside_a_call_of_the_driver_ends_at_once(driver: FakeDriver, ground: Ground) -> None:
+    driver.says(f"hang {GET_MEMORY}")
+    ground.until(lambda _: driver.hangs.exists())
+    began = time.monotonic()
+    ground.gpus.close()
+    assert time.monotonic() - began < STOP_GRACE_S / 2
 
 
 def test_a_machine_without_a_driver_is_told_of_once(driver: FakeDriver, ground: Ground) -> None:

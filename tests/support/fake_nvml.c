@@ -38,8 +38,12 @@ static int find(int n, char *rest, const char *format, ...) {
 }
 
 static int fails(const char *function, int card) {
-    char rest[256];
-    while (find(0, rest, "hang %s", function)) usleep(20000);
+    char rest[256], hangs[256];
+    while (find(0, rest, "hang %s", function)) {
+        snprintf(hangs, sizeof hangs, "%s.hangs", getenv("FAKE_NVML"));
+        fclose(fopen(hangs, "w"));
+        usleep(20000);
+    }
     if (card >= 0 && find(0, rest, "%d.error", card)) return atoi(rest);
     if (card >= 0 && find(0, rest, "%d.%s", card, function)) return atoi(rest);
     return find(0, rest, "%s", function) ? atoi(rest) : OK;

@@ -48,9 +48,15 @@ class FakeDriver:
         path = os.pathsep.join(filter(None, [str(self.home), os.environ.get("LD_LIBRARY_PATH")]))
         return {"LD_LIBRARY_PATH": path, "FAKE_NVML": str(self._script)}
 
+    @property
+    def hangs(self) -> Path:
+        """This file is there once a call has hung."""
+        return self._script.with_name("script.hangs")
+
     def cards(self, count: int, **changes: object) -> None:
         """Has so many whole cards; a change of None takes a figure from each."""
         self._lines = [f"count {count}"]
+        self.hangs.unlink(missing_ok=True)
         for card in range(count):
             has = {**CARD, "uuid": f"GPU-{card}", **changes}
             self._lines += [f"{card}.{name} {value}" for name, value in has.items() if value is not None]
