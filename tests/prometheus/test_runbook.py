@@ -28,7 +28,7 @@ RULES = [
     for rule in group["rules"]
 ]
 ALERTS = [rule for rule in RULES if "alert" in rule]
-# Of these, families of processes and GPUs: their daemons do not export them yet.
+# What the daemons do not export yet: families and events of processes and GPUs.
 TO_COME = re.compile(r"stoker_(process|gpu|gpus|memory)_|gpu_")
 # They say all without a number: what they compare is 0 or 1.
 WITHOUT_NUMBER = {"StokerWatchdog", "StokerDaemonDown", "StokerSourceAway"}

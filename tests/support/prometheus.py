@@ -96,7 +96,7 @@ class Prometheus(Server):
 
     `targets` is the directory of the daemons' target files, `node` the address of a node_exporter, `rules`
     the directory of the rules, `consoles` that of console templates. `alertmanager` is an Alertmanager's
-    address. A `home` with the data of an ended Prometheus is taken up.
+    address. A `home` with the data of an ended Prometheus is taken up. A sample counts for `lookback`.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Prometheus(Server):
         alertmanager: str | None = None,
         consoles: Path | None = None,
         interval: str = "1s",
+        lookback: str = "5m",
     ) -> None:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
         config["global"] = dict.fromkeys(config["global"], interval)
@@ -119,9 +120,10 @@ class Prometheus(Server):
         exporter["static_configs"] = [{"targets": _some(node)}]
         home.mkdir(parents=True, exist_ok=True)
         (home / "prometheus.json").write_text(json.dumps(config))
-        flags = [f"--web.console.templates={consoles}"] if consoles else []
-        data = f"--storage.tsdb.path={home / 'data'}"
-        super().__init__(home, "prometheus", f"--config.file={home / 'prometheus.json'}", data, *flags)
+        flags = [f"--config.file={home / 'prometheus.json'}", f"--storage.tsdb.path={home / 'data'}"]
+        flags += [f"--query.lookback-delta={lookback}"]
+        flags += [f"--web.console.templates={consoles}"] if consoles else []
+        super().__init__(home, "prometheus", *flags)
         wait_until(self.is_ready, START_S, "Prometheus to be ready")
 
     def __enter__(self) -> Prometheus:
