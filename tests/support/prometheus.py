@@ -121,7 +121,8 @@ class Prometheus(Server):
         home.mkdir(parents=True, exist_ok=True)
         (home / "prometheus.json").write_text(json.dumps(config))
         flags = [f"--config.file={home / 'prometheus.json'}", f"--storage.tsdb.path={home / 'data'}"]
-        flags += [f"--query.lookback-delta={lookback}"]
+        # It takes Prometheus five seconds to know its Alertmanager; an alert before that is sent again.
+        flags += [f"--query.lookback-delta={lookback}", f"--rules.alert.resend-delay={interval}"]
         flags += [f"--web.console.templates={consoles}"] if consoles else []
         super().__init__(home, "prometheus", *flags)
         wait_until(self.is_ready, START_S, "Prometheus to be ready")
@@ -218,7 +219,6 @@ class Alertmanager(Server):
         (home / "alertmanager.json").write_text(json.dumps(config))
         where = [f"--config.file={home / 'alertmanager.json'}", f"--storage.path={home / 'data'}"]
         super().__init__(home, "prometheus-alertmanager", *where, "--cluster.listen-address=")
-        # Prometheus sends a firing alert again only after a minute: it must find this one ready.
         wait_until(self.is_ready, START_S, "Alertmanager to be ready")
 
     def __enter__(self) -> Alertmanager:
