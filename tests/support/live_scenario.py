@@ -1,4 +1,7 @@
-"""A minute in the life of a pipeline, as Prometheus sees it: a bad file, a killed trainer, a rollback."""
+"""A minute in the life of a pipeline, as Prometheus sees it: a bad file, a killed trainer, a rollback.
+
+The machine seems to have one GPU, which is well.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import time
 from pathlib import Path
 
 from stoker.kit.process import signal_process
+from support.fake_nvml import FakeDriver
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import make_pipeline
 from support.processes import kill_tree
@@ -35,7 +39,8 @@ FAULTS = (
 
 def make_live_scenario(home: Path) -> None:
     """Run it below `home`: the data of its Prometheus in prometheus/data, the rest in scenario.json."""
-    run = _pipeline(home)
+    run, driver = _pipeline(home), FakeDriver(home / "nvml")
+    driver.cards(1, clocks=0, ecc="0 0", remap=0)
     with tempfile.TemporaryDirectory(prefix="stoker-live-") as runtime:
         targets = Path(runtime) / "targets"
         exporter, pipeline = node_exporter(home / "node"), None
@@ -47,7 +52,7 @@ def make_live_scenario(home: Path) -> None:
                         stdin=subprocess.DEVNULL,
                         stdout=printed,
                         stderr=printed,
-                        env={**os.environ, "RUNTIME_DIRECTORY": runtime},
+                        env={**os.environ, **driver.environ, "RUNTIME_DIRECTORY": runtime},
                     )
                 prometheus.wait_for('count(up{job="stoker"} == 1) == 3')
                 began = time.time()

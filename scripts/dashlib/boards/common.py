@@ -31,7 +31,7 @@ SPEED = Panel(
     width=12,
 )
 CHECKPOINT_AGE = Panel(
-    "Checkpoint age and interval",
+    "Checkpoint age, interval",
     "s",
     {
         "age": "time() - stoker_train_checkpoint_timestamp_seconds{*}",

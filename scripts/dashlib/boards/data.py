@@ -35,7 +35,10 @@ _DOWNLOAD = (
     Panel(
         "Failed attempts",
         "none",
-        {"{{class}}": "sum by (class) (increase(stoker_download_retries_total{*}[$__rate_interval])) > 0"},
+        {
+            "{{class}}": "round(sum by (class) "
+            "(increase(stoker_download_retries_total{*}[$__rate_interval]))) > 0"
+        },
         "Attempts to fetch that failed, by class. Every one is tried again, with growing delay.",
         empty="no attempt failed",
     ),
@@ -116,8 +119,8 @@ _SHARDING = (
         "Ends of workers",
         "none",
         {
-            "{{activity}}: {{class}}": "sum by (activity, class) "
-            '(increase(stoker_worker_ends_total{*,class!="done"}[$__rate_interval])) > 0'
+            "{{activity}}: {{class}}": "round(sum by (activity, class) "
+            '(increase(stoker_worker_ends_total{*,class!="done"}[$__rate_interval]))) > 0'
         },
         "Workers and tasks that ended otherwise than done.",
         empty="every task was done",

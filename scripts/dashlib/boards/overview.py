@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from dashlib.boards.common import CHECKPOINT_AGE, DATA_AHEAD, DISK_FREE, LOSS, PHASES, RUN_STATES, SPEED
+from dataclasses import replace
+
+from dashlib.boards.common import CHECKPOINT_AGE, DATA_AHEAD, LOSS, PHASES, RUN_STATES, SPEED
 from dashlib.panels import BAD, GOOD, INFO, WARN, Board, Panel, Row
 
 _OURS = 'alertstate="firing",pipeline=~"$pipeline|"'  # also what is about no single pipeline
 
 _NOW = (
     Panel(
-        "Alerts",
+        "Critical alerts",
         "none",
-        {"firing": f'count(ALERTS{{{_OURS},severity=~"critical|warning"}}) or vector(0)'},
-        "Alerts that fire now, critical or warning; listed below.",
+        {"firing": f'count(ALERTS{{{_OURS},severity="critical"}}) or vector(0)'},
+        "Alerts that want somebody now; listed below.",
         kind="stat",
         width=3,
         thresholds=((None, GOOD), (1, BAD)),
+    ),
+    Panel(
+        "Warnings",
+        "none",
+        {"firing": f'count(ALERTS{{{_OURS},severity="warning"}}) or vector(0)'},
+        "Alerts that want somebody today; listed below.",
+        kind="stat",
+        width=3,
+        thresholds=((None, GOOD), (1, WARN)),
     ),
     Panel(
         "Daemons up",
@@ -35,15 +46,6 @@ _NOW = (
         kind="stat",
         width=3,
         colours=RUN_STATES,
-    ),
-    Panel(
-        "Phase",
-        "none",
-        {"{{phase}}": "stoker_train_phase{*} == 1"},
-        "What the train supervisor does.",
-        kind="stat",
-        width=3,
-        colours=PHASES,
     ),
     Panel(
         "Progress",
@@ -96,9 +98,9 @@ _NOW = (
         empty="none yet",
     ),
     Panel(
-        "Checkpoint",
+        "Checkpoint age",
         "s",
-        {"old": "time() - stoker_train_checkpoint_timestamp_seconds{*}"},
+        {"": "time() - stoker_train_checkpoint_timestamp_seconds{*}"},
         "Age of the newest proven checkpoint: what a crash would cost.",
         kind="stat",
         width=3,
@@ -216,7 +218,7 @@ OVERVIEW = Board(
     "Is all well, where does it stand, when does it end, what happened.",
     (
         Row("Now", _NOW),
-        Row("The run", (LOSS, SPEED, CHECKPOINT_AGE, DATA_AHEAD, DISK_FREE)),
+        Row("The run", tuple(replace(each, width=6) for each in (LOSS, SPEED, CHECKPOINT_AGE, DATA_AHEAD))),
         Row("What happened", _HAPPENED),
     ),
 )

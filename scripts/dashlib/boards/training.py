@@ -111,7 +111,7 @@ _LIFE = (
     Panel(
         "Ends of launches",
         "none",
-        {"{{class}}": "increase(stoker_train_restarts_total{*}[$__rate_interval]) > 0"},
+        {"{{class}}": "round(increase(stoker_train_restarts_total{*}[$__rate_interval])) > 0"},
         "Ends of launches by class.",
         empty="no launch ended",
     ),

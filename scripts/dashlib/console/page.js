@@ -123,7 +123,7 @@ function scaleOf(panel, lines) {
 }
 
 function timeAxis(area, time) {
-  const least = time.range / Math.max(2, area.width / 80);
+  const least = time.range / Math.max(2, area.width / 64);
   const step = [60, ...SECONDS.slice(7), 172800, 432000].find((each) => each >= least) ?? 864000;
   const offset = new Date().getTimezoneOffset() * 60;
   const format = step < 86400 ? {hour: "2-digit", minute: "2-digit"} : {day: "numeric", month: "short"};
@@ -192,7 +192,7 @@ function pathOf(points, x, y, base) {
   for (let at = 0; at <= points.length; at++) {
     const here = at < points.length && points[at] !== null;
     if (here) path += (began === null ? "M" : "L") + x(at).toFixed(1) + " " + y(points[at]).toFixed(1);
-    if (here && began === null) began = at;
+    if (here && began === null) { began = at; path += "h0"; }  // a lone point is a dot
     if (!here && began !== null && base) {
       for (let back = at - 1; back >= began; back--) path += "L" + x(back).toFixed(1) + " " + y(base[back]).toFixed(1);
       path += "Z";
@@ -205,10 +205,10 @@ function pathOf(points, x, y, base) {
 function drawLines(panel, series, time, marks, width) {
   const lines = panel.stacked ? stacked(series) : series;
   const {low, high, ticks} = scaleOf(panel, lines);
-  const area = {left: 66, top: 8, width: width - 72, height: 122};
+  const format = UNITS[panel.unit], left = 6.4 * Math.max(...ticks.map((tick) => format(tick).length)) + 12;
+  const area = {left, top: 8, width: width - left - 6, height: 122};
   const x = (at) => area.left + at / POINTS * area.width;
   const y = (value) => area.top + (high - value) / (high - low) * area.height;
-  const format = UNITS[panel.unit];
   const drawn = svg("svg", {width, height: 150, role: "img", "aria-label": panel.title}, timeAxis(area, time));
   for (const tick of ticks) {
     drawn.append(
@@ -235,7 +235,7 @@ function drawLines(panel, series, time, marks, width) {
     "span", {}, html("i", {style: "background: var(--s" + number % 8 + ")"}), each.name, values[number],
   )));
   const tell = (index) => series.forEach((each, number) => {
-    const value = each.points[index ?? each.points.findLastIndex((point) => point !== null)];
+    const value = each.points[index ?? POINTS];
     values[number].textContent = value === null ? "-" : format(value);
   });
   tell(null);
