@@ -30,13 +30,13 @@ BUILT_IN = {
     **{"__range": "60s", "__range_s": "60"},
 }
 
-_lacking = [name for name in BINARIES if shutil.which(name) is None]
-if _lacking:
-    warnings.warn(f"PROMETHEUS IS NOT TESTED: {', '.join(_lacking)} missing", stacklevel=1)
+LACKING = [name for name in BINARIES if shutil.which(name) is None]
+if LACKING:
+    warnings.warn(f"PROMETHEUS IS NOT TESTED: {', '.join(LACKING)} missing", stacklevel=1)
 # For the tests of a module: pytestmark = needs_prometheus
 needs_prometheus = [
     pytest.mark.prometheus,
-    pytest.mark.skipif(bool(_lacking), reason=f"no {', '.join(_lacking)} here"),
+    pytest.mark.skipif(bool(LACKING), reason=f"no {', '.join(LACKING)} here"),
 ]
 
 

@@ -11,9 +11,12 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
+from support.prometheus import LACKING
 from support.text import documents, write_parquet
 from support.waiting import wait_until
 from systemd.box import Box, missing
@@ -138,6 +141,35 @@ def test_the_target_starts_all_three_which_report_and_are_scraped_and_stops_with
     inside = f"/var/lib/stoker/thread/runs/main/checkpoints/{checkpoint.name}"
     box.run("/opt/stoker/.venv/bin/stoker", "verify", "checkpoint", inside)
     assert int(checkpoint.name.removeprefix("step-")) >= 20
+
+
+@pytest.mark.prometheus
+@pytest.mark.skipif(bool(LACKING), reason=f"no {', '.join(LACKING)} here")
+def test_prometheus_as_its_own_user_scrapes_the_units_and_an_orderly_stop_takes_them_away(box: Box) -> None:
+    def asked(query: str) -> list[Any]:
+        address = "http://127.0.0.1:9090/api/v1/query?" + urlencode({"query": query})
+        found: list[Any] = json.loads(box.run(sys.executable, "-c", SCRAPE, address).stdout)["data"]["result"]
+        return found
+
+    guide = (REPO / "docs" / "operating.md").read_text()
+    (copy,) = re.findall(r"^sudo (cp -r deploy/prometheus/\S+ \S+)", guide, re.MULTILINE)
+    hurry = "sed -i 's/: 1[05]s$/: 1s/' /etc/prometheus/prometheus.yml"
+    box.run("sh", "-c", f"cd /root/checkout && {copy} && {hurry}")
+    # Debian's own unit ends with 217/USER in this copy: its PrivateUsers=true finds no user namespace here.
+    unit = ["--unit=prometheus-here", "-p", "User=prometheus", "-p", "StateDirectory=scraped"]
+    flags = ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/var/lib/scraped"]
+    box.run("systemd-run", *unit, "prometheus", *flags, "--web.listen-address=127.0.0.1:9090")
+    box.run("systemctl", "start", "stoker@thread.target")
+    wait_until(lambda: "ready to receive" in box.journal("prometheus-here"), what="Prometheus to be ready")
+
+    three = 'count by (pipeline) (up{job="stoker",pipeline="thread"} == 1) == 3'
+    wait_until(lambda: asked(three), what="three units to be scraped")
+    assert not asked('{__name__=~".+",exported_pipeline=~".+"} or {__name__=~".+",exported_daemon=~".+"}')
+
+    box.run("systemctl", "stop", "stoker@thread.target")
+
+    wait_until(lambda: not asked('up{job="stoker"}'), what="the targets to vanish")
+    box.run("systemctl", "stop", "prometheus-here.service")
 
 
 def test_a_misspelt_key_ends_with_78_and_is_not_restarted(box: Box) -> None:
