@@ -71,6 +71,7 @@ FIGURES = (
     Figure("config_stop_time_seconds", "How long a trainer may take to save.", "figures.config.stop_s"),
     Figure("config_hold_seconds", "How long the plan waits for a file.", "figures.config.hold_s"),
     Figure("config_no_progress_launches", "Fruitless launches that end the run.", "figures.config.launches"),
+    *GPU_FIGURES,
 )
 
 
@@ -81,7 +82,7 @@ class Status:
         self._run, self._gpus = run, gpus
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        run.context.metrics.show((*FIGURES, *GPU_FIGURES), {})
+        run.context.metrics.show(FIGURES, {})
         self._audit: Mapping[str, float] = {}
         self._audit_at = 0.0
 
