@@ -487,7 +487,7 @@ def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_pat
         def told() -> bool:
             """The records come first, and memory is measured every few seconds only."""
             metrics = urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics").read().decode()
-            resident = float(re.search(r"stoker_shard_workers_rss_bytes{[^}]*} (\S+)", metrics)[1])
+            resident = float(re.search(r"\nstoker_shard_workers_rss_bytes (\S+)", metrics)[1])
             return (
                 f'stoker_shard_tokens{{split="train"}} {float(tokens)}' in metrics
                 and 'stoker_shard_sources{state="released"} 2.0' in metrics

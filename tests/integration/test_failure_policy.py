@@ -66,7 +66,7 @@ def ends(data: DataPipeline, kind: str) -> list[str]:
     return [
         line
         for line in metrics(data).splitlines()
-        if "worker_ends_total{" in line and f'class="{kind}"' in line
+        if "worker_ends_total{" in line and f'class="{kind}"' in line and not line.endswith(" 0.0")
     ]
 
 
