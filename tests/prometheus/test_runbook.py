@@ -16,6 +16,7 @@ from stoker.kit.metrics import Metrics
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stokerd.download.loop import FIGURES as DOWNLOAD
 from stokerd.sharding.status import FIGURES as SHARD
+from stokerd.supervision.gpus import GPU_FIGURES
 from stokerd.supervision.run import Timings
 from stokerd.supervision.status import FIGURES as TRAIN
 
@@ -36,7 +37,8 @@ WITHOUT_NUMBER = {"StokerWatchdog", "StokerDaemonDown", "StokerSourceAway"}
 
 def exported() -> Iterator[str]:
     """The names of all samples on the pages of the three daemons."""
-    for daemon, figures in ((DOWNLOAD_WATCHDOG, DOWNLOAD), (STAGE_SHARD, SHARD), (TRAIN_SUPERVISOR, TRAIN)):
+    of_daemon = {DOWNLOAD_WATCHDOG: DOWNLOAD, STAGE_SHARD: SHARD, TRAIN_SUPERVISOR: (*TRAIN, *GPU_FIGURES)}
+    for daemon, figures in of_daemon.items():
         metrics = Metrics(daemon)
         metrics.figures = figures
         if daemon == TRAIN_SUPERVISOR:
