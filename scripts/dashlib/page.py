@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from dashlib.panels import ANNOTATIONS, Board, Panel
@@ -17,15 +18,12 @@ def text(boards: tuple[Board, ...]) -> str:
 
     Prometheus reads it as a Go template, for which two opening braces begin an action.
     """
-    page = (_PARTS / "page.html").read_text()
-    parts = {
-        "STYLE": (_PARTS / "page.css").read_text().strip(),
-        "BOARDS_JSON": _json([_board(board) for board in boards]),
-        "ANNOTATIONS_JSON": _json([dataclasses.asdict(each) for each in ANNOTATIONS]),
-        "SCRIPT": (_PARTS / "page.js").read_text().strip(),
-    }
-    for name, part in parts.items():
-        page = page.replace(f"{name}\n" if name.isalpha() else name, f"{part}\n" if name.isalpha() else part)
+    page = Template((_PARTS / "page.html").read_text()).substitute(
+        style=(_PARTS / "page.css").read_text().strip(),
+        boards=_json([_board(board) for board in boards]),
+        annotations=_json([dataclasses.asdict(each) for each in ANNOTATIONS]),
+        script=(_PARTS / "page.js").read_text().strip(),
+    )
     if "{{" in page:
         raise ValueError(f"two opening braces in {_PARTS}: Prometheus would take them for an action")
     return page

@@ -37,19 +37,25 @@ _DOWNLOAD = (
         "none",
         {
             "{{class}}": "round(sum by (class) "
-            "(increase(stoker_download_retries_total{*}[$__rate_interval]))) > 0"
+            "(increase(stoker_download_retries_total{*}[$__rate_interval]))) > 0",
+            "wrong content": "round(increase(stoker_download_mismatches_total{*}[$__rate_interval])) > 0",
+            "worker died": "round(increase(stoker_download_worker_restarts_total{*}[$__rate_interval])) > 0",
+            "given up, now": "stoker_download_given_up{*} > 0",
         },
-        "Attempts to fetch that failed, by class. Every one is tried again, with growing delay.",
+        "Attempts to fetch that failed, by class; each is tried again, with growing delay. Files given up "
+        "now are tried again later, too.",
         empty="no attempt failed",
     ),
     Panel(
-        "Bytes fetched for nothing",
+        "Bytes of the source",
         "bytes",
         {
-            "fetched again": "stoker_download_refetched_bytes_total{*}",
+            "verified": "stoker_download_verified_bytes{*}",
+            "left to shard": "stoker_shard_parquet_left_bytes{*}",
+            "fetched for nothing": "stoker_download_refetched_bytes_total{*}",
         },
-        "Bytes that were fetched and dropped, since the daemon started.",
-        empty=_REMOTE,
+        "Bytes of the files that are verified, those that wait for sharding, and what was fetched and "
+        "dropped since the daemon started.",
     ),
     Panel(
         "Download waits",

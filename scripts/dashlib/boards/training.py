@@ -77,10 +77,14 @@ _LIFE = (
     Panel(
         "Run",
         "none",
-        {"{{state}}": "stoker_train_state{*}"},
-        "State of the run.",
+        {
+            "{{state}}": "stoker_train_state{*}",
+            "waits for data": "stoker_train_waiting_for_data{*}",
+            "mirror away": "1 - stoker_checkpoint_mirror_up{*}",
+        },
+        "State of the run, whether it waits for data, and whether the mirror of its checkpoints is away.",
         kind="states",
-        colours=RUN_STATES,
+        colours={**RUN_STATES, "waits for data": WARN, "mirror away": WARN},
     ),
     Panel(
         "Phase of the supervisor",
