@@ -446,6 +446,7 @@ CASES = (
             {"train:stoker_train_eta_seconds": "300x60"},
             {"shard:stoker_shard_dataset_complete": "1x60"},
             {'shard:stoker_shard_tokens{split="train"}': "9000000x60"},
+            {'shard:stoker_shard_tokens{split="train"}': "500000x60"},  # a later epoch
         ),
         by=OWN,
     ),
