@@ -35,10 +35,12 @@ TO_COME = re.compile(r"stoker_(process|memory)_")
 WITHOUT_NUMBER = {"StokerWatchdog", "StokerDaemonDown", "StokerSourceAway"}
 
 
+FIGURES = {DOWNLOAD_WATCHDOG: DOWNLOAD, STAGE_SHARD: SHARD, TRAIN_SUPERVISOR: (*TRAIN, *GPU_FIGURES)}
+
+
 def exported() -> Iterator[str]:
     """The names of all samples on the pages of the three daemons."""
-    of_daemon = {DOWNLOAD_WATCHDOG: DOWNLOAD, STAGE_SHARD: SHARD, TRAIN_SUPERVISOR: (*TRAIN, *GPU_FIGURES)}
-    for daemon, figures in of_daemon.items():
+    for daemon, figures in FIGURES.items():
         metrics = Metrics(daemon)
         metrics.figures = figures
         if daemon == TRAIN_SUPERVISOR:
@@ -71,6 +73,16 @@ def test_rules_and_runbook_name_metrics_that_the_daemons_export() -> None:
     for text in (*(rule["expr"] for rule in RULES), RUNBOOK):
         for name in re.findall(r"\b(?:\w+:)?stoker_\w+(?::\w+)?", text):
             assert TO_COME.match(name) or {name, f"{name}_count"} & known, name
+
+
+def test_rules_ask_for_values_of_labels_that_there_are() -> None:
+    labels = {f"stoker_{figure.name}": figure.labels for figures in FIGURES.values() for figure in figures}
+    for rule in RULES:
+        for name, matchers in re.findall(r"(stoker_\w+)\{(.+?)\}", rule["expr"]):
+            for label, values in re.findall(r'(\w+)[=!]~?"([^"]+)"', matchers):
+                known = labels.get(name, {}).get(label)
+                for value in values.split("|") if known else ():
+                    assert any(re.fullmatch(value, each) for each in known), f"{name}{{{label}={value}}}"
 
 
 def test_the_runbook_names_events_that_the_daemons_record() -> None:
