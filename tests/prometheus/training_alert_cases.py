@@ -1,0 +1,153 @@
+"""What makes each alert about the run fire, and what nearly does: series as promtool writes them."""
+
+from __future__ import annotations
+
+from alert_case import OWN, Case
+
+CASES = (
+    Case(
+        "StokerTrainingStalled",
+        60,
+        "p made no step for 10m 0s.",
+        {
+            "train:stoker_train_last_step_timestamp_seconds": "3000x90",
+            "train:stoker_train_step_seconds_sum": "0+60x50 3000x40",
+            "train:stoker_train_step_seconds_count": "0+60x50 3000x40",
+            'train:stoker_trainer_phase{phase="train"}': "1x90",
+            'train:stoker_train_state{state="running"}': "1x90",
+            "train:stoker_config_hang_limit_seconds": "900x90",
+        },
+        (
+            {"train:stoker_train_step_seconds_count": "0+1x50 50x40"},  # a step takes a minute
+            {'train:stoker_trainer_phase{phase="train"}': "0x90"},
+        ),
+    ),
+    Case(
+        "StokerTrainingStalled",
+        40,
+        "p made no step for 39m 59s.",
+        {
+            "train:stoker_train_last_step_timestamp_seconds": "NaNx90",
+            "train:stoker_daemon_start_time_seconds": "1x90",
+            'train:stoker_train_state{state="running"}': "1x90",
+            "train:stoker_config_hang_limit_seconds": "900x90",
+        },
+        ({'train:stoker_train_state{state="running"}': "0x90"},),
+    ),
+    Case(
+        "StokerRunFailed",
+        5,
+        "The run of p failed at step 120.",
+        {"train:stoker_train_step": "120x9", 'train:stoker_train_state{state="failed"}': "1x9"},
+        ({'train:stoker_train_state{state="failed"}': "0x9"},),
+        by=OWN,
+    ),
+    Case(
+        "StokerCrashLoop",
+        10,
+        "The trainer of p ended 10 times within an hour.",
+        {'train:stoker_train_restarts_total{class="crashed"}': "0+1x60"},
+        (
+            {
+                'train:stoker_train_restarts_total{class="crashed"}': "0x60",
+                'train:stoker_train_restarts_total{class="stopped_as_asked"}': "0+1x60",
+            },
+        ),
+        severities=("warning",),
+    ),
+    Case(
+        "StokerCrashLoop",
+        5,
+        "3 launches of p one after the other led nowhere.",
+        {
+            "train:stoker_train_fruitless_launches": "3x9",
+            "train:stoker_config_no_progress_launches": "5x9",
+        },
+        ({"train:stoker_train_fruitless_launches": "2x9"},),
+        by=OWN,
+        severities=("critical",),
+    ),
+    Case(
+        "StokerDataWait",
+        40,
+        "The run of p waits for data since 38m 20s.",
+        {
+            "train:stoker_train_waiting_since_timestamp_seconds": "100x60",
+            "train:stoker_train_waiting_for_data": "1x60",
+            "train:stoker_train_launches": "2x60",
+        },
+        (
+            {"train:stoker_train_launches": "0x60"},  # it has not begun
+            {"train:stoker_train_waiting_since_timestamp_seconds": "NaNx60"},
+        ),
+        by=OWN,
+    ),
+    Case(
+        "StokerStarvedWithinTheHour",
+        20,
+        "The data planned for p lasts 10m 0s.",
+        {
+            "train:stoker_plan_ahead_seconds": "600x60",
+            "train:stoker_train_eta_seconds": "7200x60",
+            "train:stoker_train_history_tokens": "900000x60",
+            "train:stoker_train_tokens_per_second": "100x60",
+            'shard:stoker_shard_tokens{split="train"}': "1000000x60",
+            "shard:stoker_shard_dataset_complete": "0x60",
+            "shard:stoker_shard_sets_wanted_cold": "0x60",
+        },
+        (
+            {"train:stoker_train_eta_seconds": "300x60"},
+            {"shard:stoker_shard_dataset_complete": "1x60"},
+            {'shard:stoker_shard_tokens{split="train"}': "9000000x60"},
+            {'shard:stoker_shard_tokens{split="train"}': "500000x60"},  # a later epoch
+        ),
+        by=OWN,
+    ),
+    Case(
+        "StokerCheckpointOld",
+        40,
+        "The newest proven checkpoint of p is 39m 59s old.",
+        {
+            "train:stoker_train_checkpoint_timestamp_seconds": "1x60",
+            "train:stoker_config_checkpoint_interval_seconds": "600x60",
+            'train:stoker_train_state{state="running"}': "1x60",
+        },
+        (
+            {"train:stoker_config_checkpoint_interval_seconds": "NaNx60"},
+            {'train:stoker_train_state{state="running"}': "0x60"},
+        ),
+        by=OWN,
+    ),
+    Case(
+        "StokerCheckpointQuarantined",
+        10,
+        "1 checkpoints of p were not whole.",
+        {"train:stoker_checkpoints_quarantined_total": "0x5 1x20"},
+        ({"train:stoker_checkpoints_quarantined_total": "0x20"},),
+        by=OWN,
+    ),
+    Case(
+        "StokerMirrorBehind",
+        90,
+        "3 checkpoints of p have no copy on warm.",
+        {"train:stoker_checkpoint_mirror_waiting": "3x90"},
+        ({"train:stoker_checkpoint_mirror_waiting": "1x90"},),
+        by=OWN,
+    ),
+    Case(
+        "StokerLossNotFinite",
+        10,
+        "p told 2 losses or gradient norms that are no numbers.",
+        {"train:stoker_train_nonfinite_total": "0x5 2x20"},
+        ({"train:stoker_train_nonfinite_total": "0x20"},),
+        by=OWN,
+    ),
+    Case(
+        "StokerLossSpike",
+        132,
+        "The loss of p is 1.5 times that of two hours.",
+        {"train:stoker_train_loss": "2x120 3x20", 'train:stoker_trainer_phase{phase="train"}': "1x150"},
+        ({"train:stoker_train_loss": "2x120 2.2x20"},),
+        by=OWN,
+    ),
+)
