@@ -55,6 +55,17 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int = F
         fsync_dir(path.parent)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Appends a line to a file, after the end of a line that a crash tore; a power cut may lose the line."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    with storage_errors("append to", path), opened(path, flags) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            os.fchmod(descriptor, FILE_MODE)
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        write_all(descriptor, b"\n" * is_torn + line + b"\n")
+
+
 def temporary_beside(path: Path) -> Path:
     """Returns a name for a temporary file in path's directory: `.tmp-<name>-<pid>-<random>`."""
     return path.parent / f"{TEMPORARY}{path.name[:150]}-{os.getpid()}-{secrets.token_hex(4)}"

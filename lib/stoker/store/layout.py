@@ -54,7 +54,7 @@ class StateLayout:
 
     def create(self) -> None:
         """Makes the missing directories, durably."""
-        own = (self.locks, self.quarantine, self.runs, self.state / "events")
+        own = (self.locks, self.quarantine, self.runs, self.state / "events", self.state / "samples")
         for directory in (self.state, *own, *self._record_dirs):
             make_dir(directory)
         for directory in (self.state / "requests", *self._request_dirs):
@@ -62,9 +62,9 @@ class StateLayout:
             _share(directory)
 
     def with_records(self) -> list[Path]:
-        """Returns the directories with records, also those of the existing runs."""
+        """Returns the directories with records and other atomic files, also those of the existing runs."""
         runs = (path for path in self.runs.iterdir() if path.is_dir())
-        return [*self._record_dirs, *self._request_dirs, *runs]
+        return [*self._record_dirs, *self._request_dirs, self.state / "samples", *runs]
 
     def lock(self, daemon: str) -> Path:
         """Returns the lock file that a daemon holds while it lives."""
@@ -106,6 +106,10 @@ class StateLayout:
     def events(self, daemon: str) -> Path:
         """Returns the event log of this daemon."""
         return self.state / "events" / f"{daemon}.jsonl"
+
+    def samples(self, daemon: str) -> Path:
+        """Returns the table of what this daemon and its machine were like, a row a minute."""
+        return self.state / "samples" / f"{daemon}.csv"
 
 
 class RunLayout:
