@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import email
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -462,6 +464,27 @@ class TestStageShard:
         assert data.sets() == sets
 
 
+def see_the_builders_end(data: DataPipeline, pid: int) -> None:
+    """The idle builders are counted with what they used, which stays when they have ended."""
+
+    def seen() -> dict[str, float]:
+        status = json.loads(data.pipeline.runtime.status(STAGE_SHARD).read_bytes())
+        return status["processes"]["builder"]
+
+    wait_until(lambda: seen()["count"] and seen()["cpu_s"] > 0, what="the builders")
+    before = seen()
+    assert before["rss_bytes"] > 20 << 20 and before["pss_bytes"] > 1 << 20 and before["write_bytes"] > 0
+    for process in children_tree(pid):
+        if "build_worker" in command_of(process.pid):
+            signal_process(process, signal.SIGKILL)
+    after = wait_until(lambda: (now := seen())["count"] == 0 and now, what="their end")
+    counters = ("cpu_s", "major_faults", "read_bytes", "write_bytes")
+    assert all(after[name] >= before[name] for name in counters) and after["rss_bytes"] == 0
+    with data.pipeline.layout.samples(STAGE_SHARD).open(newline="") as table:
+        first = next(csv.DictReader(table))
+    assert int(first["daemon_pss_bytes"]) > 5 << 20 and int(first["state_free_bytes"]) > 0
+
+
 def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_path: Path) -> None:
     data = make_pipeline(tmp_path)
     daemons = {name: data.start(name) for name in ("download_watchdog", "stage_shard")}
@@ -495,6 +518,7 @@ def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_pat
             )
 
         wait_until(told, what="the metrics of two sets and a lister")
+        see_the_builders_end(data, daemons["stage_shard"].pid)
         left = [process for daemon in daemons.values() for process in children_tree(daemon.pid)]
     finally:
         codes = [daemon.stop() for daemon in daemons.values()]

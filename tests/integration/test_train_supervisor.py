@@ -181,6 +181,11 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         wait_until(lambda: told(run, f"checkpoint {run.last_step()}"), what="a save during the wait")
         assert told(run, f"since {waiting['since']}"), "a checkpoint does not end the wait"
         assert len(long_waits(run)) == 1
+        metrics = wait_until(lambda: (now := run.metrics())["stoker_processes", "trainer"] and now, what="it")
+        roles = ("daemon", "guard", "trainer")
+        assert [metrics["stoker_processes", role] for role in roles] == [1, 1, 1]
+        rss_bytes = [metrics["stoker_process_rss_bytes", role] for role in roles]
+        assert rss_bytes[1] < rss_bytes[0] and rss_bytes[2] == metrics["stoker_trainer_rss_bytes",]
     finally:
         assert daemon.stop() == 0
 

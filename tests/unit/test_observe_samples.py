@@ -26,7 +26,6 @@ def test_a_row_has_the_roles_disks_waits_and_gpus_and_leaves_open_what_is_not_kn
         "processes": {"daemon": role, "guard": none},
         "headroom_bytes": 9,
         "disks": {"state": {"free_bytes": 3}, "hot": {"trouble": "away"}},
-        "gpus": None,
     }
     row = sample("2026-11-20T12:00:00Z", 60.4, status, None)
     assert list(row)[:3] == ["time", "elapsed_s", "daemon_rss_bytes"] and row["elapsed_s"] == 60
@@ -34,11 +33,7 @@ def test_a_row_has_the_roles_disks_waits_and_gpus_and_leaves_open_what_is_not_kn
     assert (row["headroom_bytes"], row["state_free_bytes"], row["hot_free_bytes"]) == (9, 3, None)
     assert [row[name] for name in list(row)[-5:]] == [None] * 5
 
-    gpus = {
-        "0": {"memory_used_bytes": 10, "utilization_ratio": 0.5},
-        "1": {"memory_used_bytes": 5, "utilization_ratio": None},
-        "2": {},
-    }
+    gpus = {"up": True, "memory_used_bytes": {"0": 10, "1": 5}, "utilization_ratio": {"0": 0.5, "1": None}}
     row = sample("", 0.0, status | {"gpus": gpus}, Pressure(2.0, 1.0, 0.25, 0.0, None))
     assert (row["cpu_some"], row["io_some"], row["memory_some"]) == (0.25, 0.0, None)
     assert (row["gpu_memory_used_bytes"], row["gpu_utilization_ratio"]) == (15, 0.5)

@@ -16,11 +16,13 @@ from stoker.corpus.records.receipts import Demand, demand_reader
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Figure
 from stoker.kit.workers.pool import WorkerPool
+from stoker.observe.processes import FETCHER, process_figures
 from stoker.observe.progress import ProgressTeller, download_parts
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request
 from stokerd.common.loop import RequestBox, repeat
-from stokerd.download.fetcher import most_rss_bytes
+from stokerd.common.observer import Observer
+from stokerd.download.fetcher import FETCH, most_rss_bytes
 from stokerd.download.folder import FolderSource
 from stokerd.download.remote import RemoteSource
 from stokerd.download.state import TRY_CLASSES
@@ -49,6 +51,7 @@ FIGURES = (
     ),
     Figure("download_paused", "1 while nothing new is fetched.", "is_paused.*", {"reason": REASONS}),
     Figure("config_download_stall_seconds", "The longest time without a byte.", "stall_s"),
+    *process_figures(DOWNLOAD_WATCHDOG),
 )
 
 
@@ -70,7 +73,7 @@ class DownloadWatch:
         is_folder = pipeline.dataset.source.kind == "folder"
         self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
         self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
-        self.progress = ProgressTeller(context, download_parts)
+        self.progress, self.observer = ProgressTeller(context, download_parts), Observer(context)
         context.metrics.show(FIGURES, {"by_state": dict.fromkeys(self.source.counts())})
         self.demand = demand_reader(self.layout, pipeline.dataset.name)
         self.reconciled = (Demand(), -1, False)  # the last demand, `changes` and `seen` compared
@@ -167,6 +170,7 @@ class DownloadWatch:
             **dict.fromkeys(("hashed_bytes", "fetched_bytes", "durable_bytes", "watched"), 0),
             **source.status(),
         }
+        status |= self.observer.look(dict.fromkeys(self.pool.running(FETCH.module), FETCHER), status=status)
         self.progress.tell(status, source.trouble or ", ".join(download_parts(status)))
 
     def wait(self) -> None:

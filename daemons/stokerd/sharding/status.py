@@ -16,10 +16,13 @@ from stoker.corpus.schedule.outcome import Ended, Finished
 from stoker.corpus.staging.disk_contents import amount_bytes, measure
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Figure
-from stoker.kit.process import sample_process
 from stoker.observe.ledger import Disk as DiskSize
+from stoker.observe.processes import BUILDER, WORKER, process_figures
 from stoker.observe.progress import ProgressTeller, Rate, shard_parts
+from stoker.store.layout import STAGE_SHARD
+from stokerd.common.observer import Observer
 from stokerd.sharding.activities import ACTIVITIES
+from stokerd.sharding.activities.build import BUILD
 from stokerd.sharding.activities.disks import Disk
 from stokerd.sharding.activities.moves import MOVES
 from stokerd.sharding.activities.quarantine import VERDICTS
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
 RATE_OVER_S, PACE_OVER_S = 30.0, 60.0
-SAMPLE_EVERY_S = 3.0
 MOST_NAMED = 8  # sets being brought back
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
 
@@ -71,7 +73,6 @@ FIGURES = (
     Figure("workers_stuck", "Killed workers that the kernel does not let go.", "stuck"),
     Figure("worker_rss_bytes", "Memory of the largest worker of an activity.", "largest.*", ACTIVITY),
     Figure("memory_ladder_step", "Rungs below the top: smaller batches, then fewer builders.", "memory.step"),
-    Figure("memory_headroom_bytes", "What may be taken before the kernel kills.", "memory.headroom_bytes"),
     Figure("builders_wanted", "How many builders may be at work.", "parallelism.builders"),
     Figure("copies_wanted", "How many files may be brought to hot at once.", "parallelism.copies"),
     Figure("landing_unneeded_bytes", "Fetched files that nothing needs any more.", "landing.unneeded_bytes"),
@@ -86,6 +87,7 @@ FIGURES = (
     Figure("shard_moved_bytes_total", "Bytes of sets moved.", "moved_bytes.*", {"move": tuple(MOVES)}),
     Figure("config_warm", "1 with a warm store.", "config.warm"),
     Figure("config_quarantine_bytes", "The quarantine's budget.", "config.quarantine_bytes"),
+    *process_figures(STAGE_SHARD),
 )
 
 
@@ -100,9 +102,8 @@ class Status:
         context.metrics.show(FIGURES, {**self._config, "disks": {place: {} for place in places}})
         self._tokens_pace, self._bytes_pace = Rate(RATE_OVER_S), Rate(PACE_OVER_S)
         self._teller = ProgressTeller(context, shard_parts)
+        self._observer = Observer(context)
         self._shown_changes = -1
-        self._memory: dict[str, Any] = {}
-        self._sampled_at = -SAMPLE_EVERY_S
 
     def show(self, state: State) -> None:
         """Writes the status, which the metrics are read from, and feeds the service manager's watchdog."""
@@ -111,28 +112,27 @@ class Status:
         status = {
             **_records(state),
             **self._pace(state),
-            **self._sample(state),
             **_disks(state),
             **_machine(state),
             **_landing(state),
             **self._config,
             "quarantine": _quarantine(state),
         }
+        status |= self._workers(state, status)
         standing = _standing(state)
         status["trouble"] = state.hot.trouble or standing
         text = _text(status)
         self._teller.tell(status, state.hot.trouble or (f"{text}; {standing}" if standing else text))
 
-    def _sample(self, state: State) -> dict[str, Any]:
-        """Returns the workers' memory, and the largest of each kind; measured every SAMPLE_EVERY_S."""
-        now = time.monotonic()
-        if now - self._sampled_at >= SAMPLE_EVERY_S:
-            self._sampled_at, largest = now, dict.fromkeys(state.activities, 0)
-            for job in state.pool.jobs:
-                rss_bytes = sample_process(job.worker.pid).rss_bytes
-                largest[job.kind] = max(largest.get(job.kind, 0), rss_bytes)
-            self._memory = {"workers_rss_bytes": state.pool.rss_bytes(), "largest": largest}
-        return self._memory
+    def _workers(self, state: State, status: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what the daemon and its workers hold and use, and the largest worker of each kind."""
+        builders = dict.fromkeys(state.pool.running(BUILD.module), BUILDER)
+        seen, largest = self._observer.look(builders, status=status), dict.fromkeys(state.activities, 0)
+        for job in state.pool.jobs:
+            rss_bytes = self._observer.totals.rss_bytes.get(job.worker.pid, 0)
+            largest[job.kind] = max(largest.get(job.kind, 0), rss_bytes)
+        together = sum(seen["processes"][role]["rss_bytes"] for role in (BUILDER, WORKER))
+        return {**seen, "workers_rss_bytes": together, "largest": largest}
 
     def _pace(self, state: State) -> dict[str, Any]:
         """Returns the finished files and bytes of parquet, the totals, the rates, and the remaining time.

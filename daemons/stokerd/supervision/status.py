@@ -9,10 +9,12 @@ from typing import Any, get_args
 
 from stoker.config.units import format_count, format_duration
 from stoker.kit.metrics import Figure
+from stoker.observe.processes import GUARD, process_figures
 from stoker.plan.growth import ENOUGH
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError, StokerError
+from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.health.guarded import ExitClass
@@ -20,6 +22,7 @@ from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
+from stokerd.common.observer import Observer
 from stokerd.supervision.gpus import GPU_FIGURES, Gpus
 from stokerd.supervision.run import Run
 
@@ -38,7 +41,7 @@ FIGURES = (
     Figure("train_nonfinite_total", "Losses and gradient norms that were not finite.", "figures.nonfinite"),
     Figure("train_learning_rate", "Learning rate of the last step.", "lr"),
     Figure("train_gradient_norm", "Norm of the gradient before clipping.", "grad_norm"),
-    Figure("trainer_rss_bytes", "Memory of the trainer and what it started.", "trainer_rss_bytes"),
+    Figure("trainer_rss_bytes", "Memory of the trainer and what it started.", "processes.trainer.rss_bytes"),
     Figure("trainer_phase", "1 for what the trainer does.", "figures.trainer_phase.*", TRAINER_PHASE),
     Figure("plan_ahead_windows", "Windows planned beyond the trainer's position.", "plan_windows_ahead"),
     Figure("plan_ahead_seconds", "How long the planned data lasts.", "figures.ahead_s"),
@@ -72,6 +75,7 @@ FIGURES = (
     Figure("config_hold_seconds", "How long the plan waits for a file.", "figures.config.hold_s"),
     Figure("config_no_progress_launches", "Fruitless launches that end the run.", "figures.config.launches"),
     *GPU_FIGURES,
+    *process_figures(TRAIN_SUPERVISOR),
 )
 
 
@@ -79,7 +83,7 @@ class Status:
     """Shows the run once a cycle, and notes a wait for data."""
 
     def __init__(self, run: Run, gpus: Gpus) -> None:
-        self._run, self._gpus = run, gpus
+        self._run, self._gpus, self._observer = run, gpus, Observer(run.context)
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
         run.context.metrics.show(FIGURES, {})
@@ -111,7 +115,8 @@ class Status:
         if now >= self._audit_at:
             self._audit, self._audit_at = read_audit(run.pipeline.layout.audit), now + AUDIT_EVERY_S
         more = {"figures": figures(run, shown) | {"audit": self._audit}, "gpus": self._gpus.shown()}
-        run.context.beat(shown | more, status_text(shown))
+        guards = {live.guard.pid: GUARD} if live is not None else {}
+        run.context.beat(shown | more | self._observer.look(guards, status=more), status_text(shown))
 
     def _count_tokens(self, launch: str | None, tokens: int) -> None:
         # Before its first word a launch is shown with the tokens of the checkpoint that it resumes from.
@@ -201,7 +206,6 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "launch": view.launch if view else None,
         "launches": record.launches if record else 0,
         "trainer_pid": live.pid if live else None,
-        "trainer_rss_bytes": live.rss_bytes if live else 0,
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
         "mirror": run.mirror and run.mirror.status(copying),
         "plan_entries": len(plan.entries),

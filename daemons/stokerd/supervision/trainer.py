@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock
-from stoker.kit.process import ProcessId, children_tree, sample_tree
+from stoker.kit.process import ProcessId, children_tree
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import new_id, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
@@ -92,8 +92,7 @@ class TrainerControl:
         self._measure(before, trainer)
         if now >= trainer.sample_at:
             work = work_of(process.pid for process in children_tree(guarded.pid))
-            rss_bytes = 0 if trainer.pid is None else sample_tree(trainer.pid)
-            trainer = trainer.sampled(work, rss_bytes, now, next_at=now + EVIDENCE_S)
+            trainer = trainer.sampled(work, now, next_at=now + EVIDENCE_S)
         self.run.change(trainer=trainer.excused(now) if gap_s > GAP_S else trainer)
         return end
 

@@ -10,11 +10,11 @@ import math
 import os
 import select
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 # Fields of /proc/PID/stat, counted after the command name (proc(5)).
-_STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START, _RSS_PAGES = 0, 1, 11, 12, 19, 21
+_STATE, _PARENT, _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS, _START, _RSS_PAGES = 0, 1, 9, 11, 12, 19, 21
 _DEAD = ("Z", "X")
 _PAGE, _TICK_S = os.sysconf("SC_PAGE_SIZE"), 1 / os.sysconf("SC_CLK_TCK")
 
@@ -46,6 +46,23 @@ class Sample(NamedTuple):
     cpu_s: float
 
 
+class Used(NamedTuple):
+    """What a process has used so far; the bytes are those that went from and to storage."""
+
+    cpu_s: float = 0.0
+    major_faults: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+
+class Usage(NamedTuple):
+    """What a process holds now, and what it has used."""
+
+    rss_bytes: int
+    swap_bytes: int
+    used: Used
+
+
 def _stat(pid: int, proc: os.PathLike[str] | str = "/proc") -> list[str]:
     try:
         text = _read(f"{proc}/{pid}/stat")
@@ -67,30 +84,54 @@ def _every_pid() -> Iterator[int]:
                 yield int(entry.name)
 
 
+def family(pid: int) -> dict[ProcessId, int]:
+    """Returns every living descendant of a process, parents first, each with the pid of its parent.
+
+    The tree changes while it is read, so that a process may be missing.
+    """
+    # Where the kernel has no such file, the stat of every process on the machine says who its parent is.
+    is_told = os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - as _read
+    children = _children_of if is_told else _children_by_stat()
+    found: dict[ProcessId, int] = {}
+    queue = [(child, pid) for child in children(pid)]
+    while queue:
+        current, parent = queue.pop(0)
+        try:
+            fields = _stat(current)
+        except ProcessLookupError:
+            continue
+        if fields[_STATE] not in _DEAD:
+            found[ProcessId(current, int(fields[_START]))] = parent
+        queue.extend((child, current) for child in children(current))
+    return found
+
+
 def children_tree(pid: int) -> list[ProcessId]:
     """Returns every living descendant of a process, of any session, parents first; not the process itself.
 
     The tree changes while it is read: a caller that must reach every process repeats the call until it is
     empty.
     """
+    return list(family(pid))
+
+
+def _children_of(pid: int) -> Iterator[int]:
+    """Yields the children of all threads of a process."""
+    with (
+        contextlib.suppress(FileNotFoundError, ProcessLookupError),  # the process has ended
+        os.scandir(f"/proc/{pid}/task") as threads,
+    ):
+        for thread in threads:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has
+                yield from map(int, _read(f"{thread.path}/children").split())
+
+
+def _children_by_stat() -> Callable[[int], Iterable[int]]:
     children: dict[int, list[int]] = {}
-    alive: dict[int, ProcessId] = {}
     for candidate in _every_pid():
-        try:
-            fields = _stat(candidate)
-        except ProcessLookupError:
-            continue
-        children.setdefault(int(fields[_PARENT]), []).append(candidate)
-        if fields[_STATE] not in _DEAD:
-            alive[candidate] = ProcessId(candidate, int(fields[_START]))
-    found: list[ProcessId] = []
-    queue = list(children.get(pid, ()))
-    while queue:
-        current = queue.pop(0)
-        if current in alive:
-            found.append(alive[current])
-        queue.extend(children.get(current, ()))
-    return found
+        with contextlib.suppress(ProcessLookupError):
+            children.setdefault(int(_stat(candidate)[_PARENT]), []).append(candidate)
+    return lambda pid: children.get(pid, ())
 
 
 def processes_with_environment(name: str, value: str) -> list[ProcessId]:
@@ -159,10 +200,47 @@ def sample_process(pid: int, proc: os.PathLike[str] | str = "/proc") -> Sample:
     return Sample(int(fields[_RSS_PAGES]) * _PAGE, ticks * _TICK_S)
 
 
-def sample_tree(pid: int) -> int:
-    """Returns the resident bytes of a process and its descendants, 0 when gone; each counts shared pages."""
-    pids = (pid, *(child.pid for child in children_tree(pid)))
-    return sum(sample_process(each).rss_bytes for each in pids)
+def usage_of(process: ProcessId, *, of_children: bool = True) -> Usage | None:
+    """Returns what a process holds and has used; None when it has ended.
+
+    The kernel adds to a process's bytes those of the children that it has reaped; of_children=False gives the
+    bytes of its first thread alone, which are without them.
+    """
+    thread = "" if of_children else f"task/{process.pid}/"
+    try:
+        fields = _stat(process.pid)
+        if int(fields[_START]) != process.start_ticks or fields[_STATE] in _DEAD:
+            return None
+        swap = _numbers(f"/proc/{process.pid}/status").get(b"VmSwap", 0) * 1024
+        moved = _numbers(f"/proc/{process.pid}/{thread}io")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    cpu_s = (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) * _TICK_S
+    used = Used(cpu_s, int(fields[_MAJOR_FAULTS]), moved.get(b"read_bytes", 0), moved.get(b"write_bytes", 0))
+    return Usage(int(fields[_RSS_PAGES]) * _PAGE, swap, used)
+
+
+def pss_of(pid: int) -> int | None:
+    """Returns a process's resident bytes with each shared page divided by its users; None where hidden.
+
+    Waits while the process holds its memory map, as one that hangs in a page fault can for ever: not for the
+    loop of a daemon.
+    """
+    try:
+        return _numbers(f"/proc/{pid}/smaps_rollup")[b"Pss"] * 1024
+    except (OSError, KeyError):  # it has ended, or begins or ends now, or is another user's
+        return None
+
+
+def _numbers(path: str) -> dict[bytes, int]:
+    """Returns the numbers of a file of "name: number" lines; none where this user may not read it."""
+    try:
+        lines = _read(path).splitlines()
+    except PermissionError:
+        return {}
+    pairs = (line.split(b":", 1) for line in lines if b":" in line)
+    words = ((name, rest.split()) for name, rest in pairs)
+    return {name: int(rest[0]) for name, rest in words if rest and rest[0].isdigit()}
 
 
 def own_peak_rss() -> int:

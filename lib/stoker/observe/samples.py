@@ -33,9 +33,11 @@ def sample(
     row |= {f"{name}_free_bytes": disk.get("free_bytes") for name, disk in status["disks"].items()}
     for name in ("cpu_some", "io_some", "memory_some"):
         row[name] = _rounded(getattr(pressure, name, None))
-    gpus = (status.get("gpus") or {}).values()
-    used = [each["memory_used_bytes"] for each in gpus if each.get("memory_used_bytes") is not None]
-    busy = [each["utilization_ratio"] for each in gpus if each.get("utilization_ratio") is not None]
+    gpus = status.get("gpus", {})
+    used, busy = (
+        [value for value in gpus.get(name, {}).values() if value is not None]
+        for name in ("memory_used_bytes", "utilization_ratio")
+    )
     row["gpu_memory_used_bytes"] = sum(used) if used else None
     row["gpu_utilization_ratio"] = _rounded(sum(busy) / len(busy)) if busy else None
     return row

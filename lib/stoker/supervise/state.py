@@ -42,7 +42,6 @@ class Trainer:
     sample_at: Moment  # when /proc is read next
     pid: int | None = None  # the trainer's, once its guard has reported it
     step_times: StepTimes = field(default_factory=StepTimes)
-    rss_bytes: int = 0  # of the trainer and the processes it started
     is_suspected: bool = False
     is_hung: bool = False
     # Seconds of the steps and of the saves that the last words ended.
@@ -80,10 +79,9 @@ class Trainer:
                     steps_s += times.times[-1:] * min(made, MOST_STEPS)
         return replace(self, view=view, step_times=times, steps_s=tuple(steps_s), saves_s=tuple(saves_s))
 
-    def sampled(self, work: Work, rss_bytes: int, now: float, *, next_at: float) -> Trainer:
+    def sampled(self, work: Work, now: float, *, next_at: float) -> Trainer:
         """Returns the trainer after a sample of /proc; the next is due at `next_at`."""
-        stillness = self.stillness.sampled(work, now)
-        return replace(self, stillness=stillness, rss_bytes=rss_bytes, sample_at=next_at)
+        return replace(self, stillness=self.stillness.sampled(work, now), sample_at=next_at)
 
     def excused(self, now: float) -> Trainer:
         """Returns the trainer with its silence counted from now: machine or supervisor did not run."""

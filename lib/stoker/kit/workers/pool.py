@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from stoker.kit.loop import Event, Waiter
-from stoker.kit.process import processes_with_environment, sample_process, sample_tree, signal_process
+from stoker.kit.process import processes_with_environment, sample_process, signal_process
 from stoker.kit.workers.parent import KILL_WAIT_S, Bounds, Worker, WorkerExit
 from stoker.store.errors import Transient, UnknownFormat
 
@@ -152,12 +152,13 @@ class WorkerPool(Generic[F]):
         """Returns the pids of the pool's workers, including idle workers."""
         return {worker.pid for worker in self._workers()}
 
+    def running(self, module: str) -> set[int]:
+        """Returns the pids of the workers that run a module, including idle workers."""
+        at_work = {job.worker.pid for job in self._jobs.values() if job.activity.module == module}
+        return at_work | {idle.worker.pid for idle in self._idle if idle.module == module}
+
     def _workers(self) -> list[Worker]:
         return [job.worker for job in self._jobs.values()] + [idle.worker for idle in self._idle]
-
-    def rss_bytes(self) -> int:
-        """Returns the resident bytes of all workers and their descendants."""
-        return sum(sample_tree(pid) for pid in self.pids)
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Waits like the waiter, and meanwhile enforces the workers' bounds."""
