@@ -34,6 +34,7 @@ COMMANDS = {
     "generate": ("stoker.cli.runs.generate", "generate", "Continue a text with a checkpoint's model."),
     "export": ("stoker.cli.data.export", "export", "Write shard sets in other trainers' formats."),
     "import": ("stoker.cli.data.import_", "import_", "Import tokens that another tool made."),
+    "memory": ("stoker.cli.memory.group", "memory", "Record, show and diagnose what memory is taken."),
     "config": (
         "stoker.cli.pipeline.config",
         "config",
