@@ -17,14 +17,7 @@ pytestmark = needs_prometheus
 REPO = Path(__file__).parents[2]
 BOARDS = ("overview", "data", "training", "machine")
 # Panels that a run of a minute on this machine leaves empty, with the reason.
-EXCUSED = {
-    **dict.fromkeys(
-        ("Memory (PSS)", "Memory (RSS)", "Swapped out", "CPU", "Read from disk", "Written to disk"),
-        "figures by role are not exported yet",
-    ),
-    **dict.fromkeys(("Major faults", "Processes"), "figures by role are not exported yet"),
-    "Spill to main memory": "only WSL2 has it",
-}
+EXCUSED = {"Spill to main memory": "only WSL2 has it"}
 
 
 @pytest.mark.parametrize("board", BOARDS)
