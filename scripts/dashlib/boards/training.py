@@ -194,10 +194,10 @@ _GPUS = (
         "GPU memory",
         "bytes",
         {
-            "{{gpu}} trainer": 'stoker_gpu_process_memory_bytes{*,process="trainer"}',
-            "{{gpu}} others": 'stoker_gpu_process_memory_bytes{*,process="other"}',
-            "{{gpu}} used": "stoker_gpu_memory_used_bytes{*}",
-            "{{gpu}} has": "stoker_gpu_memory_total_bytes{*}",
+            "GPU {{gpu}} trainer": 'stoker_gpu_process_memory_bytes{*,process="trainer"}',
+            "GPU {{gpu}} others": 'stoker_gpu_process_memory_bytes{*,process="other"}',
+            "GPU {{gpu}} used": "stoker_gpu_memory_used_bytes{*}",
+            "GPU {{gpu}} has": "stoker_gpu_memory_total_bytes{*}",
         },
         "Memory of each GPU: what the trainer and other processes hold, all that is used, what there is.",
         empty=_NO_GPU,
@@ -230,10 +230,10 @@ _GPUS = (
     Panel(
         "Clocks held back",
         "none",
-        {"GPU {{gpu}} {{reason}}": 'stoker_gpu_clock_event{*,reason!="gpu_idle"}'},
+        {"GPU {{gpu}} {{reason}}": 'stoker_gpu_clock_event{*,reason!="idle"} > 0'},
         "Why a GPU's clocks are lower than asked: power, heat, a brake.",
         kind="states",
-        empty=_LACKS,
+        empty="no clock is held back",
     ),
     Panel(
         "GPUs present and expected",
