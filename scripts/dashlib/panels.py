@@ -80,8 +80,8 @@ class Annotation:
 
 
 def _grew(counter: str) -> str:
-    """How much a total grew since the last point of a chart, where it did."""
-    return of_pipeline(f"sum({counter}) - sum({counter} offset $__interval) > 0")
+    """How much a total grew since the last point of a chart, or before a gap of up to an hour."""
+    return of_pipeline(f"sum({counter}) - sum(last_over_time({counter}[1h] offset $__interval)) > 0")
 
 
 _QUARANTINES = 'stoker_events_total{*,event=~"source_quarantined|checkpoint_quarantined|shard_set_damaged"}'

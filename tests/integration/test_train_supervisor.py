@@ -178,6 +178,7 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         seen = run.metrics()
         assert seen["stoker_train_state", "waiting"] == 1.0 and seen["stoker_train_state", "running"] == 0.0
         assert seen["stoker_train_tokens_per_second",] == 0.0
+        assert seen["stoker_train_fruitless_launches",] == 0.0  # the one that runs has made steps
         wait_until(lambda: told(run, f"checkpoint {run.last_step()}"), what="a save during the wait")
         assert told(run, f"since {waiting['since']}"), "a checkpoint does not end the wait"
         assert len(long_waits(run)) == 1

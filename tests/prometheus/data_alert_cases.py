@@ -9,7 +9,7 @@ CASES = (
     Case(
         "StokerDownloadStalled",
         30,
-        "Nothing is downloaded for p since 29m 59s.",
+        "The download of p has been stalled for 29m 59s.",
         {
             "download:stoker_download_last_progress_timestamp_seconds": "NaNx60",
             "download:stoker_daemon_start_time_seconds": "1x60",
@@ -26,7 +26,7 @@ CASES = (
     Case(
         "StokerDownloadGivenUp",
         20,
-        "2 files of p could not be fetched.",
+        "Files of p that could not be fetched: 2.",
         {"download:stoker_download_given_up": "2x60"},
         ({"download:stoker_download_given_up": "0x60"},),
         by=OWN,
@@ -42,7 +42,7 @@ CASES = (
     Case(
         "StokerShardingStalled",
         40,
-        "No source of p got on for 39m 59s.",
+        "Sharding of p has made no progress for 39m 59s.",
         {
             "shard:stoker_shard_last_progress_timestamp_seconds": "1x60",
             'shard:stoker_shard_sources{state="staged"}': "2x60",
@@ -58,7 +58,7 @@ CASES = (
     Case(
         "StokerWorkersStuck",
         20,
-        "2 workers of p hang in the kernel.",
+        "Workers of p that hang in the kernel: 2.",
         {"shard:stoker_workers_stuck": "2x60"},
         ({"shard:stoker_workers_stuck": "0x60"},),
         by=OWN,
@@ -66,7 +66,7 @@ CASES = (
     Case(
         "StokerQuarantineGrowing",
         30,
-        "1 files of p went to quarantine within 6 hours.",
+        "Files of p quarantined within 6 hours: 1.",
         {'shard:stoker_events_total{event="source_quarantined"}': "0x10 1x60"},
         ({'shard:stoker_events_total{event="source_quarantined"}': "1x60"},),
         severities=("info",),
@@ -74,7 +74,7 @@ CASES = (
     Case(
         "StokerQuarantineGrowing",
         30,
-        "12 files of p went to quarantine within 6 hours.",
+        "Files of p quarantined within 6 hours: 12.",
         {'shard:stoker_events_total{event="source_quarantined"}': "0x10 12x60"},
         (),
         severities=("info", "warning"),
@@ -91,7 +91,7 @@ CASES = (
     Case(
         "StokerWarmAway",
         15,
-        "The warm disk of p does not answer; 1GiB are there only.",
+        "The warm disk of p does not answer; 1GiB of shard sets are only there.",
         {
             'shard:stoker_shard_sets_bytes{place="evicted"}': f"{GIB}x60",
             'shard:stoker_shard_disk_up{disk="warm"}': "0x60",
@@ -105,7 +105,7 @@ CASES = (
     Case(
         "StokerWarmAway",
         15,
-        "The warm disk of p does not answer; 1GiB are there only.",
+        "The warm disk of p does not answer; 1GiB of shard sets are only there.",
         {
             'shard:stoker_shard_sets_bytes{place="evicted"}': f"{GIB}x60",
             'shard:stoker_shard_disk_up{disk="warm"}': "0x60",
@@ -131,7 +131,7 @@ CASES = (
     Case(
         "StokerDiskFullWithinADay",
         180,
-        "The hot disk of p is full in 13h 40m 0s.",
+        "The hot disk of p will be full in 13h 40m 0s.",
         {
             'shard:stoker_shard_disk_free_bytes{disk="hot"}': "100000-500x60",
             'shard:stoker_shard_disk_size_bytes{disk="hot"}': "1000000x60",
@@ -150,7 +150,7 @@ CASES = (
     Case(
         "StokerDiskFullWithinADay",
         200,
-        "The state disk of p is full in 3h 20m 0s.",
+        "The state disk of p will be full in 3h 20m 0s.",
         {
             'shard:stoker_shard_disk_free_bytes{disk="state"}': "40000-500x60",
             'shard:stoker_shard_disk_size_bytes{disk="state"}': "1000000x60",
@@ -163,7 +163,7 @@ CASES = (
     Case(
         "StokerInodesFullWithinADay",
         180,
-        "The state disk of p has no inode left in 13h 40m 0s.",
+        "The state disk of p will run out of inodes in 13h 40m 0s.",
         {
             'shard:stoker_shard_disk_free_inodes{disk="state"}': "100000-500x60",
             'shard:stoker_shard_disk_inodes{disk="state"}': "1000000x60",

@@ -10,15 +10,23 @@ CASES = (
     Case(
         "StokerGpuSamplerDown",
         15,
-        "The 2 GPUs of p cannot be looked at.",
+        "The GPU driver does not answer for p; GPUs seen before: 2.",
         {"train:stoker_gpus_expected": "2x30", "train:stoker_gpu_sampler_up": "0x30"},
         ({"train:stoker_gpu_sampler_up": "NaNx30"},),
         by=OWN,
     ),
     Case(
+        "StokerGpuSamplerDown",
+        15,
+        "The GPU driver does not answer for p; GPUs seen before: 0.",
+        {"train:stoker_gpus_expected": "NaNx30", "train:stoker_gpu_sampler_up": "0x30"},
+        ({"train:stoker_gpu_sampler_up": "1x30"},),
+        by=OWN,
+    ),
+    Case(
         "StokerGpuLost",
         5,
-        "1 GPUs of p are gone from the bus.",
+        "GPUs of p that fell off the bus: 1.",
         {
             "train:stoker_gpus_expected": "2x30",
             'train:stoker_gpu_present{gpu="0"}': "1x30",
@@ -29,7 +37,7 @@ CASES = (
     Case(
         "StokerGpuXidHardware",
         10,
-        "GPU 0 of p had 1 Xid errors of hardware or driver.",
+        "Xid errors of hardware or driver on GPU 0 of p within an hour: 1.",
         {'train:stoker_gpu_xid_total{gpu="0",class="hardware"}': "0x5 1x20"},
         ({'train:stoker_gpu_xid_total{gpu="0",class="hardware"}': "0x20"},),
         by=OWN,
@@ -38,7 +46,7 @@ CASES = (
     Case(
         "StokerGpuXidApplication",
         10,
-        "GPU 0 of p had 2 Xid errors of a program.",
+        "Xid errors of a program on GPU 0 of p within an hour: 2.",
         {'train:stoker_gpu_xid_total{gpu="0",class="application"}': "0x5 2x20"},
         ({'train:stoker_gpu_xid_total{gpu="0",class="application"}': "0x20"},),
         by=OWN,
@@ -47,7 +55,7 @@ CASES = (
     Case(
         "StokerGpuEccUncorrected",
         10,
-        "GPU 0 of p had 1 memory errors that ECC did not correct.",
+        "Memory errors that ECC did not correct on GPU 0 of p within an hour: 1.",
         {'train:stoker_gpu_ecc_errors_total{gpu="0",kind="uncorrected"}': "17x5 18x20"},
         (
             {
@@ -100,6 +108,10 @@ CASES = (
         (
             {'train:stoker_trainer_phase{phase="train"}': "0x60"},
             {'train:stoker_gpu_utilization_ratio{gpu="0"}': "0.9x60"},
+            {  # the trainer is on another card
+                'train:stoker_gpu_process_memory_bytes{gpu="0",process="trainer"}': "0x60",
+                'train:stoker_gpu_process_memory_bytes{gpu="1",process="trainer"}': "9x60",
+            },
         ),
         by=OWN,
         more=GPU,
@@ -121,6 +133,7 @@ CASES = (
         10,
         "The trainer of p works in the machine's memory; 1GiB are in use on the cards.",
         {
+            'train:stoker_gpu_memory_used_bytes{gpu="0"}': f"{GIB}x30",
             'train:stoker_gpu_process_memory_bytes{gpu="0",process="trainer"}': f"{GIB}x30",
             'train:stoker_gpu_spill{certainty="certain"}': "1x30",
             'train:stoker_gpu_spill{certainty="suspected"}': "0x30",

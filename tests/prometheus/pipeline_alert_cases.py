@@ -18,7 +18,7 @@ CASES = (
     Case(
         "StokerDaemonMissing",
         45,
-        "stage_shard of p is gone for 35m 0s while others run.",
+        "stage_shard of p has been gone for 35m 0s while others run.",
         {"shard:up": "1x10", "train:up": UP},
         ({"shard:up": UP}, {"train:up": "1x10"}),
     ),
@@ -37,16 +37,19 @@ CASES = (
     Case(
         "StokerPipelineAbsent",
         40,
-        "Prometheus sees no daemon of Stoker.",
+        "Prometheus has seen no daemon of Stoker in the last 15 days.",
         {'up{job="node"}': UP},
-        ({"shard:up": UP},),
+        (
+            {"shard:up": UP},
+            # It finished, and was stopped.
+            {"train:up": "1x10", 'train:stoker_train_state{state="finished"}': "0x5 1x5"},
+        ),
         by="",
-        more={"job": "stoker"},
     ),
     Case(
         "StokerDaemonBeatOld",
         15,
-        "The loop of stage_shard of p stands still for 5m 0s.",
+        "The main loop of stage_shard of p has stood still for 5m 0s.",
         {
             "shard:stoker_daemon_clock_seconds": "0+60x60",
             "shard:stoker_daemon_beat_timestamp_seconds": "0+60x10 600x50",
@@ -63,7 +66,7 @@ CASES = (
     Case(
         "StokerRequestsUnanswered",
         50,
-        "A request to stage_shard of p waits for 48m 20s.",
+        "A request to stage_shard of p has waited for 48m 20s.",
         {"shard:stoker_requests_oldest_timestamp_seconds": "100x60"},
         ({"shard:stoker_requests_oldest_timestamp_seconds": "NaNx60"},),
         by=OWN,
@@ -81,7 +84,7 @@ CASES = (
     Case(
         "StokerAuditFindings",
         2,
-        "The last audit of p has 3 findings.",
+        "Findings of the last audit of p: 3.",
         {"train:stoker_audit_findings": "3x9"},
         ({"train:stoker_audit_findings": "0x9"}, {"train:stoker_audit_findings": "NaNx9"}),
         by=OWN,

@@ -69,7 +69,7 @@ def test_a_stall_is_delivered_until_its_daemon_is_dead(
 
                 stalled = wait_until(lambda: delivered(STALLED), what="the stall at the webhook")[0]
                 assert stalled[:2] == ("mail", "firing")
-                assert stalled[2].startswith("Nothing is downloaded for data since ")
+                assert stalled[2].startswith("The download of data has been stalled for ")
                 assert manager.alerts()[STALLED] == "active"
 
                 daemon.kill()

@@ -8,7 +8,7 @@ CASES = (
     Case(
         "StokerTrainingStalled",
         60,
-        "p made no step for 10m 0s.",
+        "p has made no step for 10m 0s.",
         {
             "train:stoker_train_last_step_timestamp_seconds": "3000x90",
             "train:stoker_train_step_seconds_sum": "0+60x50 3000x40",
@@ -25,7 +25,7 @@ CASES = (
     Case(
         "StokerTrainingStalled",
         40,
-        "p made no step for 39m 59s.",
+        "p has made no step for 39m 59s.",
         {
             "train:stoker_train_last_step_timestamp_seconds": "NaNx90",
             "train:stoker_daemon_start_time_seconds": "1x90",
@@ -58,7 +58,7 @@ CASES = (
     Case(
         "StokerCrashLoop",
         5,
-        "3 launches of p one after the other led nowhere.",
+        "3 launches of p in a row made no progress.",
         {
             "train:stoker_train_fruitless_launches": "3x9",
             "train:stoker_config_no_progress_launches": "5x9",
@@ -70,7 +70,7 @@ CASES = (
     Case(
         "StokerDataWait",
         40,
-        "The run of p waits for data since 38m 20s.",
+        "The run of p has waited for data for 38m 20s.",
         {
             "train:stoker_train_waiting_since_timestamp_seconds": "100x60",
             "train:stoker_train_waiting_for_data": "1x60",
@@ -121,7 +121,7 @@ CASES = (
     Case(
         "StokerCheckpointQuarantined",
         10,
-        "1 checkpoints of p were not whole.",
+        "Checkpoints of p that were not whole, within 6 hours: 1.",
         {"train:stoker_checkpoints_quarantined_total": "0x5 1x20"},
         ({"train:stoker_checkpoints_quarantined_total": "0x20"},),
         by=OWN,
@@ -137,7 +137,7 @@ CASES = (
     Case(
         "StokerLossNotFinite",
         10,
-        "p told 2 losses or gradient norms that are no numbers.",
+        "Losses or gradient norms of p that were NaN or infinite, within 15 minutes: 2.",
         {"train:stoker_train_nonfinite_total": "0x5 2x20"},
         ({"train:stoker_train_nonfinite_total": "0x20"},),
         by=OWN,
@@ -145,7 +145,7 @@ CASES = (
     Case(
         "StokerLossSpike",
         132,
-        "The loss of p is 1.5 times that of two hours.",
+        "The loss of p is 1.5 times its median of the last two hours.",
         {"train:stoker_train_loss": "2x120 3x20", 'train:stoker_trainer_phase{phase="train"}': "1x150"},
         ({"train:stoker_train_loss": "2x120 2.2x20"},),
         by=OWN,

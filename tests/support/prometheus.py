@@ -112,12 +112,13 @@ class Prometheus(Server):
         lookback: str = "5m",
     ) -> None:
         config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-        config["global"] = dict.fromkeys(config["global"], interval)
+        config["global"] = {"evaluation_interval": interval}
         config["rule_files"] = [f"{rules}/{Path(each).name}" for each in config["rule_files"] if rules]
         config["alerting"]["alertmanagers"][0]["static_configs"] = [{"targets": _some(alertmanager)}]
         stoker, exporter = config["scrape_configs"]
         stoker["file_sd_configs"] = [{"files": [f"{targets}/*.json"], "refresh_interval": interval}]
         exporter["static_configs"] = [{"targets": _some(node)}]
+        stoker["scrape_interval"] = exporter["scrape_interval"] = interval
         home.mkdir(parents=True, exist_ok=True)
         (home / "prometheus.json").write_text(json.dumps(config))
         flags = [f"--config.file={home / 'prometheus.json'}", f"--storage.tsdb.path={home / 'data'}"]

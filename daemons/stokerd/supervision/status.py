@@ -17,6 +17,7 @@ from stoker.store.errors import DataError, StokerError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
+from stoker.supervise.decide import has_progressed
 from stoker.supervise.health.guarded import ExitClass
 from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.progress import waiting_words
@@ -48,7 +49,7 @@ FIGURES = (
     Figure("train_waiting_for_data", "1 while the run waits for data.", "figures.waits"),
     Figure("train_waiting_since_timestamp_seconds", "Since when.", "figures.waits_since"),
     Figure("train_launches", "Launches of the run so far.", "launches"),
-    Figure("train_fruitless_launches", "The latest ones in a row without progress.", "figures.fruitless"),
+    Figure("train_fruitless_launches", "The latest in a row that ended fruitless.", "figures.fruitless"),
     Figure("train_history_tokens", "Tokens in the run's history; falls at a rollback.", "figures.tokens"),
     Figure(
         "train_tokens_total", "Tokens trained on since the start, repeated too.", "figures.trained_tokens"
@@ -139,7 +140,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "state": {state: shown["run_state"] == state for state in STATE["state"]},
         "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
-        "fruitless": run.store.record.fruitless if run.store.record else 0,
+        "fruitless": _fruitless(run),
         "proven_step": run.newest.step if run.newest else None,
         "sealed_at": run.checkpoints.sealed_at if run.newest else None,
         "ahead_s": rate,
@@ -155,6 +156,18 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
             "launches": supervise.no_progress_launches,
         },
     }
+
+
+def _fruitless(run: Run) -> int:
+    """Returns how many launches in a row ended without progress."""
+    record, live = run.store.record, run.state.live
+    if record is None:
+        return 0
+    if live is None:
+        return record.fruitless
+    if has_progressed(live, run.newest.step if run.newest else 0, record.best_step):
+        return 0
+    return max(0, record.fruitless - 1)  # the record counts the one that runs, which may still progress
 
 
 def read_audit(path: Path) -> dict[str, float]:

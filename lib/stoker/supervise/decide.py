@@ -154,13 +154,18 @@ def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
     return (do.Wait(doing),)
 
 
+def has_progressed(trainer: Trainer, proven_step: int, best_step: int) -> bool:
+    """Returns whether a launch sealed a proven checkpoint, or made a step beyond those before it."""
+    return proven_step > trainer.launch.resume_step or trainer.step > best_step
+
+
 def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
     """Answers the end of the last launch: another launch, now or after a delay, or giving up."""
     trainer, exit_ = run.trainer, run.exit
     if trainer is None or exit_ is None:
         return (do.Enter(Phase.WAITING),)
-    has_progressed = seen.step > trainer.launch.resume_step or trainer.step > seen.best_step
-    fruitless = 0 if has_progressed else max(0, seen.fruitless - exit_.is_blameless)  # `launching` counted it
+    fruitful = has_progressed(trainer, seen.step, seen.best_step)
+    fruitless = 0 if fruitful else max(0, seen.fruitless - exit_.is_blameless)  # `launching` counted it
     best = max(seen.best_step, trainer.step, seen.step)
     is_part = exit_.kind is ExitClass.FINISHED and trainer.launch.until is not None
     code, why = None, ""
@@ -173,12 +178,12 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
         )
         code = exit_.gives_up_with
     is_retried = seen.over is None and not is_part and code is None
-    answer = do.AnswerEnd(fruitless, best, has_progressed, is_retried and exit_.doubts_data)
+    answer = do.AnswerEnd(fruitless, best, fruitful, is_retried and exit_.doubts_data)
     if seen.over is None and code is not None:
         return answer, do.End(code, why)
     if not is_retried:
         return answer, do.Enter(Phase.WAITING)
-    failures, backoff = 0 if has_progressed else run.failures, policy.backoff
+    failures, backoff = 0 if fruitful else run.failures, policy.backoff
     seconds = min(backoff.most, backoff.first * 2.0 ** min(failures, 60))
     words = f"the trainer ended ({exit_.detail}); starting"
     return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words)

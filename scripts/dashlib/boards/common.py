@@ -14,6 +14,9 @@ TRAINER_PHASES = {
     "wait-data": WARN,
 }
 
+# A clock that is a little ahead of Prometheus' makes it no negative time.
+SINCE_STEP = "clamp_min(time() - stoker_train_last_step_timestamp_seconds{*}, 0)"
+
 LOSS = Panel(
     "Loss",
     "none",

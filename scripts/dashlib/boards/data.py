@@ -52,7 +52,7 @@ _DOWNLOAD = (
         {
             "verified": "stoker_download_verified_bytes{*}",
             "left to shard": "stoker_shard_parquet_left_bytes{*}",
-            "fetched for nothing": "stoker_download_refetched_bytes_total{*}",
+            "fetched and discarded": "stoker_download_refetched_bytes_total{*}",
         },
         "Bytes of the files that are verified, those that wait for sharding, and what was fetched and "
         "dropped since the daemon started.",
@@ -81,7 +81,7 @@ _SHARDING = (
         "Tokens committed to shard sets a second.",
     ),
     Panel(
-        "Parquet brought to its end",
+        "Parquet processed",
         "binBps",
         {"parquet": "stoker_shard_parquet_bytes_per_second{*}"},
         "Bytes of parquet a second that became a shard set or were set aside.",
@@ -224,9 +224,9 @@ _DISKS = (
         "Sets without a proven copy on warm, and sets that a run waits for and that are not on hot.",
     ),
     Panel(
-        "Landing nobody needs",
+        "Fetched files no longer needed",
         "bytes",
-        {"fetched files": "stoker_landing_unneeded_bytes{*}"},
+        {"bytes": "stoker_landing_unneeded_bytes{*}"},
         "Fetched files that nothing needs any more; they go when the space is wanted.",
         empty=_REMOTE,
     ),
@@ -253,7 +253,7 @@ _MEMORY = (
         "Memory ladder",
         "none",
         {
-            "rungs below the top": "stoker_memory_ladder_step{*}",
+            "steps down": "stoker_memory_ladder_step{*}",
             "builders recycled": "stoker_workers_recycled_total{*}",
         },
         "Where memory is short, batches get smaller, then builders fewer; builders that grew too large end "

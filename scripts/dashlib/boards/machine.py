@@ -43,10 +43,10 @@ _PROCESSES = (
         empty="nothing is swapped out",
     ),
     Panel(
-        "CPU",
+        "CPU cores used",
         "none",
         _rates_of_roles("cpu_seconds_total"),
-        "Cores used.",
+        "CPU seconds a second, by role.",
         stacked=True,
     ),
     Panel(
@@ -123,7 +123,7 @@ _DAEMONS = (
         width=6,
     ),
     Panel(
-        "Up since",
+        "Uptime",
         "s",
         {"{{daemon}}": "time() - stoker_daemon_start_time_seconds{*}"},
         "Time since each daemon started.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dashlib.boards.common import CHECKPOINT_AGE, DATA_AHEAD, LOSS, PHASES, RUN_STATES, SPEED
+from dashlib.boards.common import CHECKPOINT_AGE, DATA_AHEAD, LOSS, PHASES, RUN_STATES, SINCE_STEP, SPEED
 from dashlib.panels import BAD, GOOD, INFO, WARN, Board, Panel, Row
 
 _OURS = 'alertstate="firing",pipeline=~"$pipeline|"'  # also what is about no single pipeline
@@ -31,7 +31,7 @@ _NOW = (
     Panel(
         "Daemons up",
         "none",
-        {"of 3": 'sum(up{*,job="stoker"})'},
+        {"of 3": 'sum(up{*,job="stoker"}) or vector(0)'},
         "Daemons that answer Prometheus: download watchdog, stage-shard loop, train supervisor. One that was "
         "stopped in order is not counted.",
         kind="stat",
@@ -89,7 +89,7 @@ _NOW = (
     Panel(
         "Last step",
         "s",
-        {"ago": "time() - stoker_train_last_step_timestamp_seconds{*}"},
+        {"ago": SINCE_STEP},
         "Time since the last step. The supervisor judges hangs by the run's own pace; above the hang limit "
         "it ends the trainer.",
         kind="stat",
@@ -167,7 +167,7 @@ _NOW = (
         "Quarantined",
         "none",
         {
-            "things": 'sum(stoker_shard_sources{*,state="quarantined"})'
+            "": 'sum(stoker_shard_sources{*,state="quarantined"})'
             " + sum(stoker_checkpoints_quarantined_total{*})"
         },
         "Source files in quarantine, and checkpoints set aside since the supervisor started.",

@@ -8,6 +8,7 @@ from dashlib.boards.common import (
     LOSS,
     PHASES,
     RUN_STATES,
+    SINCE_STEP,
     SPEED,
     TRAINER_PHASES,
 )
@@ -110,7 +111,7 @@ _LIFE = (
             "without progress, in a row": "stoker_train_fruitless_launches{*}",
             "limit of those": "stoker_config_no_progress_launches{*}",
         },
-        "Launches of the run so far, and those in a row that made no step. At the limit the run fails.",
+        "Launches so far, and those in a row that ended without progress. At the limit the run fails.",
     ),
     Panel(
         "Ends of launches",
@@ -136,7 +137,7 @@ _LIFE = (
         "Since the last step",
         "s",
         {
-            "last step": "time() - stoker_train_last_step_timestamp_seconds{*}",
+            "last step": SINCE_STEP,
             "hang limit": "stoker_config_hang_limit_seconds{*}",
         },
         "Time since the last step; above the limit the trainer hangs and is ended.",
@@ -228,12 +229,12 @@ _GPUS = (
         empty=_LACKS,
     ),
     Panel(
-        "Clocks held back",
+        "Clocks slowed down",
         "none",
         {"GPU {{gpu}} {{reason}}": 'stoker_gpu_clock_event{*,reason!="idle"} > 0'},
         "Why a GPU's clocks are lower than asked: power, heat, a brake.",
         kind="states",
-        empty="no clock is held back",
+        empty="no clock is slowed down",
     ),
     Panel(
         "GPUs present and expected",
@@ -250,7 +251,7 @@ _GPUS = (
         "Xid errors",
         "none",
         {"GPU {{gpu}} {{class}}": "stoker_gpu_xid_total{*}"},
-        "Errors that the driver told, counted: application (the program's fault) and hardware.",
+        "Errors that the driver reported: application (the program's fault) and hardware.",
         thresholds=((None, GOOD), (1, BAD)),
         empty=_NO_GPU,
     ),

@@ -294,11 +294,12 @@ function drawStat(panel, series) {
 }
 
 const SEVERITIES = {critical: "red", warning: "orange", info: "blue"};
+const rank = ({metric}) => Object.keys(SEVERITIES).indexOf(metric.severity);
 
 async function drawTable(panel, time) {
   const {result} = await ask("query", {query: filled(panel.queries[0][1], time), time: time.end});
   if (!result.length) return null;
-  result.sort((one, other) => other.value[1] - one.value[1]);
+  result.sort((one, other) => rank(one) - rank(other) || other.value[1] - one.value[1]);
   const rows = result.map(({metric, value}) => html("tr", {}, ...panel.columns.map((column) => {
     if (column === "Value") return html("td", {class: "number"}, UNITS[panel.unit](Number(value[1])));
     const colour = column === "severity" && SEVERITIES[metric[column]];

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ COLOURS = {"launch": "tab:green", "checkpoint": "tab:gray", "evaluation": "tab:o
 MARK_COLOUR = "tab:purple"
 PANEL_INCHES, LEAST_INCHES, DPI = 2.6, 4.0, 120
 MOST_TICKS, MARK_CHARS = 7, 30
+MOST_LINES = 150  # of a kind of mark; more hide the curves
 
 
 def as_text(picture: Picture, width: int) -> Iterator[str]:
@@ -119,6 +121,7 @@ def _legend(signs: Sequence[tuple[str, Mark]]) -> Iterator[str]:
 def write_plot(picture: Picture, path: Path) -> None:
     """Writes the picture as a file of the kind that its suffix names; raises StorageError."""
     import matplotlib as mpl
+    from matplotlib import dates
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MultipleLocator
 
@@ -138,6 +141,10 @@ def write_plot(picture: Picture, path: Path) -> None:
         axis.yaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(size)))
         axis.grid(alpha=0.3)
         axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
+    if picture.began_s is not None:
+        locator = dates.AutoDateLocator()  # type: ignore[no-untyped-call]
+        formatter = dates.ConciseDateFormatter(locator)  # type: ignore[no-untyped-call]
+        axes[-1].xaxis.set(major_locator=locator, major_formatter=formatter)
     axes[-1].set_xlabel("seconds" if picture.began_s is None else "UTC")
     with storage_errors("write", path):
         figure.savefig(path, dpi=DPI)
@@ -150,9 +157,14 @@ def _times(picture: Picture, seconds: Iterable[float]) -> list[Any]:
 
 
 def _plot_marks(axis: Any, picture: Picture) -> None:
-    named = set()
+    named, counts = set(), Counter(mark.kind for mark in picture.marks)
     for number, mark in enumerate(picture.marks):
         colour = COLOURS.get(mark.kind, MARK_COLOUR)
+        if counts[mark.kind] > MOST_LINES:
+            if mark.kind not in named:
+                axis.plot([], [], linestyle="none", label=f"{counts[mark.kind]:,} {mark.kind}s: not drawn")
+                named.add(mark.kind)
+            continue
         label = None if mark.kind in named else mark.kind
         named.add(mark.kind)
         (at,) = _times(picture, (mark.at_s,))
