@@ -64,10 +64,11 @@ def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, star
     assert worker.stop().code == 75
     came = part_size()
     worker = start()
-    assert durable(landing) == {file.path: came} and came >= written
+    kept = durable(landing)[file.path]
+    assert written <= kept <= came  # one piece may have been under way
     worker.fetch(file)
     worker.until("done")
-    assert hub.served("stop") == SIZE + CUT - came  # the rest of CUT was still the kernel's
+    assert hub.served("stop") == SIZE + CUT - kept  # the rest of CUT was still the kernel's
 
 
 def test_a_partial_file_that_rotted_is_not_built_upon(hub: LoopbackHub, landing: Path, start: Start) -> None:
