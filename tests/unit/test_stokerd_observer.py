@@ -85,3 +85,10 @@ def test_a_process_whose_memory_map_cannot_be_read_does_not_hold_up_the_daemon(
     assert watch._sizes._thread is not None
     watch._sizes._thread.join()
     assert daemon_of(watch)["pss_bytes"] == 7
+
+    free.clear()
+    monkeypatch.setattr(observer, "SAMPLE_S", 0.0)
+    watch._sample_due = 0.0
+    daemon_of(watch)
+    assert daemon_of(watch)["pss_bytes"] is None, "a size of a minute ago is not that of now"
+    free.set()

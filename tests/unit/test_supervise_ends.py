@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +107,19 @@ def test_only_a_checkpoint_that_is_found_wrong_is_moved_away(warm: Warm) -> None
     assert warm.ended(newer, proof("invalid", reason="a bit")) == ["checkpoint_quarantined"]
     assert not warm.run.checkpoints.path(NEWER).exists()
     assert (warm.run.newest.step, warm.run.counted.quarantined) == (30, 1)
+
+
+def test_the_time_of_the_newest_checkpoint_goes_back_with_it(warm: Warm) -> None:
+    """As at a rollback: the time of a checkpoint that is given up says nothing about the others."""
+    for name, body, at in ((NAME, {**BODY, "step": 30}, 1000.0), (NEWER, BODY, 2000.0)):
+        (file := warm.run.checkpoints.path(name)).mkdir(exist_ok=True)
+        (file / "checkpoint.json").touch()
+        os.utime(file / "checkpoint.json", (at, at))
+        warm.run.checkpoints.proven(name, body, "cd")
+        assert warm.run.newest is not None and warm.run.newest.sealed_at == at
+    shutil.rmtree(warm.run.checkpoints.path(NEWER))
+    warm.run.checkpoints.forget_missing()
+    assert warm.run.newest is not None and warm.run.newest.sealed_at == 1000.0
 
 
 def test_a_set_is_whole_another_or_not_whole_and_one_that_was_mended_forgives_launches(warm: Warm) -> None:

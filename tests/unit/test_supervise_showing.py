@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from stoker.kit.context import DaemonContext
+from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId
 from stoker.plan.growth import ENOUGH
+from stoker.plan.timelines import Timeline
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.log import ChainedLog
+from stoker.store.record import write_record
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView, heard
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, waiting_words
 from stoker.supervise.state import Phase, RunState, Trainer
-from stokerd.supervision.run import Run
-from stokerd.supervision.status import run_progress, snapshot, status_text
+from stokerd.supervision.gpus import Gpus
+from stokerd.supervision.run import Run, load_run
+from stokerd.supervision.status import Status, read_audit, run_progress, snapshot, status_text
+from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment
 
 BODY = {"step": 40, "tokens": 4000, "loss": 3.25, "val_loss": 3.5, "position": [0, 160]}
@@ -53,6 +63,44 @@ def shown(**changes: Any) -> dict[str, Any]:
     state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
     run = Run(cast(Any, context), state, *parts)
     return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))
+
+
+def test_a_restarted_supervisor_shows_the_rollbacks_at_once(tmp_path: Path) -> None:
+    """A counter that falls to 0 and rises when a checkpoint is proven would tell of new rollbacks."""
+    pipeline = make_pipeline(tmp_path).pipeline
+    pipeline.layout.create()
+    layout = pipeline.layout.run(pipeline.train.run)
+    layout.create()
+    with contextlib.closing(ChainedLog(layout.timelines)) as log:
+        log.append(Timeline(1, 0, 20, (), "as asked").body())
+    context = DaemonContext(TRAIN_SUPERVISOR, pipeline, Waiter(), once=True)
+    Status(load_run(context), Gpus(context))
+    page = context.metrics.text().decode()
+    assert "stoker_train_rollbacks_total 1.0\n" in page and "stoker_train_timeline 1.0\n" in page
+
+
+def test_a_runtime_directory_that_another_user_took_in_mid_run_ends_no_daemon(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = DaemonContext(TRAIN_SUPERVISOR, make_pipeline(tmp_path).pipeline, Waiter(), once=True)
+    root = context.runtime.root
+    shutil.rmtree(root)
+    root.mkdir()
+    root.chmod(0o777)
+    try:
+        context.beat({}, "training")
+        assert "status_unwritable" in (said := capfd.readouterr().err) and str(root) in said
+    finally:
+        shutil.rmtree(root)
+
+
+def test_the_record_of_an_audit_is_read_only_when_it_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    assert read_audit(path, {}) == {}
+    write_record(path, {"v": 1, "findings": ["a set is missing"]})
+    found = read_audit(path, {})
+    assert found == {"findings": 1, "at": path.stat().st_mtime}
+    assert read_audit(path, found) is found
 
 
 def waiting() -> DataWait:

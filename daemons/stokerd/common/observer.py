@@ -83,7 +83,10 @@ class _Sizes:
         self._thread: threading.Thread | None = None
 
     def look(self, processes: Mapping[ProcessId, int], *, again: bool) -> Mapping[ProcessId, int]:
-        """Returns the last known sizes of these processes; reads new ones, and with `again` all."""
+        """Returns the last known sizes of these processes; reads new ones, and with `again` all.
+
+        None is known any more where the thread still waits when all are due again.
+        """
         for ended in self._known.copy().keys() - processes.keys():
             del self._known[ended]
         wanted = [process for process in processes if again or process not in self._known]
@@ -91,6 +94,8 @@ class _Sizes:
             self._thread = threading.Thread(target=self._read, args=(wanted,), daemon=True)
             self._thread.start()
             self._thread.join(PATIENCE_S)
+        elif again:
+            self._known.clear()
         return self._known.copy()
 
     def _read(self, wanted: list[ProcessId]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,7 +51,9 @@ class Accounts:
         self.pace = WindowRate(known, least_s=SOON_S)  # of training alone: decides how soon data is needed
         self.headway = WindowRate(known)  # with short waits for data: decides the run's time left
         self.wait = DataWait(context.pipeline.plan.hold)
-        self.timeline = 0  # the current timeline when `keep` last read it
+        self.timeline = 0  # the current timeline when it was last read
+        with contextlib.suppress(DataError):  # whoever needs more of the timelines fails of it
+            self.timeline = self.timelines().current
         self.last_step = self.config.horizon  # of the run, computed from the newest checkpoint
         self._written: tuple[Any, ...] = ()  # the facts in consumed.json
         self._written_rate = 0.0

@@ -42,7 +42,7 @@ FIGURES = (
     Figure("train_nonfinite_total", "Losses and gradient norms that were not finite.", "figures.nonfinite"),
     Figure("train_learning_rate", "Learning rate of the last step.", "lr"),
     Figure("train_gradient_norm", "Norm of the gradient before clipping.", "grad_norm"),
-    Figure("trainer_rss_bytes", "Memory of the trainer and what it started.", "processes.trainer.rss_bytes"),
+    Figure("trainer_rss_bytes", "Memory of the trainer, without its sealers.", "processes.trainer.rss_bytes"),
     Figure("trainer_phase", "1 for what the trainer does.", "figures.trainer_phase.*", TRAINER_PHASE),
     Figure("plan_ahead_windows", "Windows planned beyond the trainer's position.", "plan_windows_ahead"),
     Figure("plan_ahead_seconds", "How long the planned data lasts.", "figures.ahead_s"),
@@ -87,7 +87,7 @@ class Status:
         self._run, self._gpus, self._observer = run, gpus, Observer(run.context)
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        run.context.metrics.show(FIGURES, {})
+        run.context.metrics.show(FIGURES, {"timeline": run.accounts.timeline})
         self._audit: Mapping[str, float] = {}
         self._audit_at = 0.0
 
@@ -114,7 +114,8 @@ class Status:
             self._report_at = now + PROGRESS_EVERY_S
             run.events.record("run_progress", **fields)
         if now >= self._audit_at:
-            self._audit, self._audit_at = read_audit(run.pipeline.layout.audit), now + AUDIT_EVERY_S
+            self._audit_at = now + AUDIT_EVERY_S
+            self._audit = read_audit(run.pipeline.layout.audit, self._audit)
         more = {"figures": figures(run, shown) | {"audit": self._audit}, "gpus": self._gpus.shown()}
         guards = {live.guard.pid: GUARD} if live is not None else {}
         run.context.beat(shown | more | self._observer.look(guards, status=more), status_text(shown))
@@ -142,7 +143,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
         "fruitless": _fruitless(run),
         "proven_step": run.newest.step if run.newest else None,
-        "sealed_at": run.checkpoints.sealed_at if run.newest else None,
+        "sealed_at": run.newest.sealed_at if run.newest else None,
         "ahead_s": rate,
         "waits": bool(wait.what),
         "waits_since": round(time.time() - waited_s) if wait.what else None,
@@ -170,10 +171,16 @@ def _fruitless(run: Run) -> int:
     return max(0, record.fruitless - 1)  # the record counts the one that runs, which may still progress
 
 
-def read_audit(path: Path) -> dict[str, float]:
-    """Returns the number of findings of the last kept audit, and when it was made; {} without one."""
+def read_audit(path: Path, before: Mapping[str, float]) -> Mapping[str, float]:
+    """Returns the number of findings of the last kept audit, and when it was made; {} without one.
+
+    `before` is what the last call returned: the record of an audit with many findings is large.
+    """
     try:
-        return {"findings": len(read_record(path)["findings"]), "at": path.stat().st_mtime}
+        at = path.stat().st_mtime
+        if at == before.get("at"):
+            return before
+        return {"findings": len(read_record(path)["findings"]), "at": at}
     except (OSError, StokerError):  # none was kept, or another user's: no daemon depends on it
         return {}
 

@@ -109,7 +109,8 @@ def exit_code(arguments: Sequence[str]) -> int:
     try:
         with cli.make_context("stoker", list(arguments)) as context:
             code = cli.invoke(context)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started this
+            sys.stdout.flush()
     except click.exceptions.Exit as wanted:
         return wanted.exit_code
     except click.ClickException as error:

@@ -18,7 +18,7 @@ from stoker.kit.events import Events, Log
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
 from stoker.kit.process import ProcessId
-from stoker.store.errors import StorageError, storage_errors
+from stoker.store.errors import StorageError, UnavailableError, storage_errors
 from stoker.store.files import FILE_MODE, fsync_dir, opened, unlink_durably, write_atomic
 from stoker.store.record import RecordDamaged, set_aside, utc_now
 from stoker.store.requests import waiting_requests
@@ -255,7 +255,7 @@ class DaemonContext:
             except FileNotFoundError:
                 self.pipeline.runtime.create()  # a private directory gets its private mode
                 write_atomic(file, data, durable=False, mode=mode)
-        except OSError as error:
+        except (OSError, UnavailableError) as error:
             if not self._is_status_failing:
                 problem = f"{self.runtime.root}: {error}; the work goes on unseen"
                 self.log.warning("status_unwritable", message=problem)

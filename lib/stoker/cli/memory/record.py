@@ -55,7 +55,9 @@ def record(
     else:
         recorder = ProcessRecorder(file, every_s, *process)
     code = recorder.run()
-    peak, lasted = format_bytes(recorder.peak_rss_bytes), format_duration(recorder.elapsed_s)
+    # A command of a moment is over before a look at it.
+    peak = format_bytes(recorder.peak_rss_bytes) if recorder.peak_rss_bytes else "not seen"
+    lasted = format_duration(recorder.elapsed_s)
     lost = f"; {plural(file.lost, 'row')} lost" if file.lost else ""
     say(f"{path}: peak {peak}, {plural(recorder.samples, 'sample')} in {lasted}{lost}")
     return code

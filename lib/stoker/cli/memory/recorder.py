@@ -133,8 +133,8 @@ class Recorder:
     def _write(self, kind: Kind, *, note: str = "", signal: str = "", exit_code: int | None = None) -> None:
         figures = {} if kind == "exit" else self._figures
         row = Row(
-            utc_now(), self.elapsed_s, kind,
-            **figures, peak_rss_bytes=self.peak_rss_bytes, exit_code=exit_code, signal=signal, note=note,
+            utc_now(), self.elapsed_s, kind, **figures,
+            peak_rss_bytes=self.peak_rss_bytes or None, exit_code=exit_code, signal=signal, note=note,
         )  # fmt: skip
         self._file.write(row)
 

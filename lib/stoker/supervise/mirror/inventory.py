@@ -40,6 +40,7 @@ class Checkpoint:
     step: int
     body: Mapping[str, Any]
     digest: str = ""  # checkpoint.json's sha256
+    sealed_at: float | None = None  # when it was sealed, or brought back from the mirror, Unix time
 
     @property
     def position(self) -> Position:
@@ -60,7 +61,6 @@ class Checkpoints:
         keep = pipeline.train.checkpoint
         self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
         self.kept: set[str] = set()  # names that retention spares until the next launch
-        self.sealed_at: float | None = None  # when the newest proven checkpoint was sealed, Unix time
         self._proven: dict[str, Checkpoint] = {}
         self._retry_at: dict[str, float] = {}
         self._sealed: Checkpoint | None = None
@@ -119,15 +119,13 @@ class Checkpoints:
 
     def proven(self, name: str, body: Mapping[str, Any], digest: str) -> bool:
         """Records a successful proof; True when the checkpoint is now the newest."""
-        before = self.newest
-        checkpoint = Checkpoint(self.path(name), int(body["step"]), body, digest)
+        before, path, sealed_at = self.newest, self.path(name), None
+        with contextlib.suppress(OSError):
+            sealed_at = (path / BODY).stat().st_mtime
+        checkpoint = Checkpoint(path, int(body["step"]), body, digest, sealed_at)
         self._proven[name] = checkpoint
         self._retry_at.pop(name, None)
-        is_newest = before is None or checkpoint.step > before.step
-        if is_newest:
-            with contextlib.suppress(OSError):
-                self.sealed_at = (checkpoint.path / BODY).stat().st_mtime
-        return is_newest
+        return before is None or checkpoint.step > before.step
 
     def unreadable(self, name: str, now: float) -> None:
         """Records an undecided proof: the checkpoint is neither trusted nor rejected, and is tried again."""
