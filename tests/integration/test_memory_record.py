@@ -111,6 +111,12 @@ def test_a_killed_command_ends_in_128_and_its_signal(tmp_path: Path) -> None:
     assert "cannot start" in ended.stderr
 
 
+def test_an_end_is_passed_on_also_where_nobody_reads(tmp_path: Path) -> None:
+    command = [*STOKER, "record", "-o", str(tmp_path / "x.csv"), "--", "sh", "-c", "exit 5"]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    assert subprocess.run(closed, check=False, timeout=LONG_S).returncode == 5
+
+
 def test_a_mark_of_a_mebibyte_is_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
     program = (
         "import os; fd = int(os.environ['STOKER_MARK_FD']);"
