@@ -293,3 +293,9 @@ def told_by(body: dict[str, Any], *, running: bool = True) -> dict[str, Any]:
     """A daemon and what it said."""
     about = {"state": "running" if running else "stopped", "pid": 1, "since": "now", "metrics": ""}
     return {**about, "running": running, "body": body}
+
+
+def test_a_daemon_whose_loop_stands_still_is_not_shown_as_if_it_worked() -> None:
+    stopped = {**told_by(DOWNLOAD), "silent_s": 185.0}
+    lines = "\n".join(report_lines("p", {**nothing(), "download_watchdog": stopped}))
+    assert "running" in lines and "silent for 3 min" in lines

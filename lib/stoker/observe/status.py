@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ def read_status(layout: StateLayout) -> dict[str, dict[str, Any]]:
     """Returns the status of each daemon of a pipeline, for any process that can read the state directory.
 
     Keys: `running`; `state` ("running", "stopped", "never started"); `since`; `pid` and `metrics`, None
-    unless running; `body`, the last snapshot, also of a stopped daemon, {} where none exists.
+    unless running; `body`, the last snapshot, also of a stopped daemon, {} where none exists; `silent_s`,
+    the snapshot's age in seconds.
     """
     return {daemon: _read(layout, daemon) for daemon in DAEMONS}
 
@@ -31,14 +33,23 @@ def _read(layout: StateLayout, daemon: str) -> dict[str, Any]:
         raise StorageError(f"cannot read {path}; {advice}", error.errno) from error
     running = holder is not None and holder.purpose == daemon
     last = holder or read_contents(path)
+    body = _snapshot(last, daemon)
     return {
         "running": running,
         "state": "running" if running else "stopped" if last.since else "never started",
         "pid": last.pid if running else None,
         "since": last.since or None,
         "metrics": last.extra.get("metrics") if running else None,
-        "body": _snapshot(last, daemon),
+        "body": body,
+        "silent_s": _age_s(body),
     }
+
+
+def _age_s(body: dict[str, Any]) -> float:
+    try:
+        return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(body["time"])).total_seconds())
+    except (KeyError, TypeError, ValueError):  # no snapshot, or another version's
+        return 0.0
 
 
 def _snapshot(holder: Holder, daemon: str) -> dict[str, Any]:

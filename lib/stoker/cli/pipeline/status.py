@@ -19,6 +19,7 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import utc_now
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
+SILENT_S = 60.0  # a loop shows its status every few seconds
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for", "gpus")
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end when its supervisor ends
 STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that explain a pause
@@ -84,7 +85,9 @@ def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[Row]:
     body, text = about["body"], about["state"]
     if about["running"]:
         since = f" for {format_duration(body['uptime_s'])}" if "uptime_s" in body else ""
-        yield f"  {name}", f"{text}{since}: {body.get('text') or 'starting'}"
+        silent_s = about.get("silent_s", 0.0)
+        silent = f", silent for {format_duration(silent_s)}, it last said" if silent_s > SILENT_S else ""
+        yield f"  {name}", f"{text}{since}{silent}: {body.get('text') or 'starting'}"
         metrics = f", metrics http://{about['metrics']}/metrics" if about["metrics"] else ""
         yield "", f"pid {about['pid']}, since {about['since']}{metrics}"
         return
