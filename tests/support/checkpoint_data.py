@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.seal import CheckpointWriter
+from stoker.checkpoints.seal import CheckpointWriter, Tensor, tensor_files
 
 TRAINER_FILES = ("model-00001.safetensors", "optimizer-00001.safetensors", "trainer.json", "plan.jsonl")
 
@@ -47,8 +47,10 @@ def seal(
     values = memoryview(bytes(range(step % 7, step % 7 + 64)))
     extra = dict(files or {})
     with CheckpointWriter(checkpoints, step, launch) as writer:
-        writer.add_tensors("model", [("w", "F32", (4, 4), values)])
-        writer.add_tensors("optimizer", [("w.exp_avg", "F32", (16,), values)])
+        for file in tensor_files("model", [Tensor("w", "F32", (4, 4), values)]):
+            writer.add(*file)
+        for file in tensor_files("optimizer", [Tensor("w.exp_avg", "F32", (16,), values)]):
+            writer.add(*file)
         for name, data in {"trainer.json": b'{"rng":1}\n', "plan.jsonl": b"", **extra}.items():
             writer.add(name, [data])
         return writer.seal(body_of(step, **changes))

@@ -16,7 +16,7 @@ from crash import Crash, acknowledge, check_crashes
 from stoker.checkpoints import seal as seal_module
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import sweep_leftovers
-from stoker.checkpoints.seal import CheckpointWriter, Tensor, split
+from stoker.checkpoints.seal import CheckpointWriter, Tensor, split, tensor_files
 from stoker.store.errors import DataError, StorageError
 from support.checkpoint_data import TRAINER_FILES, body_of, seal
 
@@ -53,9 +53,12 @@ def test_safetensors_reads_what_we_wrote(tmp_path: Path) -> None:
         "scalar": np.array(3.5, dtype=np.float32),
     }
     dtypes = {"float16": "F16", "int64": "I64", "float32": "F32", "bool": "BOOL"}
-    tensors = [(name, dtypes[str(a.dtype)], a.shape, memoryview(a.tobytes())) for name, a in arrays.items()]
+    tensors = [
+        Tensor(name, dtypes[str(a.dtype)], a.shape, memoryview(a.tobytes())) for name, a in arrays.items()
+    ]
     with CheckpointWriter(tmp_path, 1, "l1") as writer:
-        writer.add_tensors("model", tensors)
+        for file in tensor_files("model", tensors):
+            writer.add(*file)
         path = writer.seal(body_of(1)) / "model-00001.safetensors"
 
     read = numpy.load_file(path)
@@ -80,13 +83,13 @@ def test_tensors_are_split_over_files_of_limited_size() -> None:
 def test_hashes_are_of_the_bytes_handed_over_not_of_what_the_disk_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.write
+    real = os.pwrite
 
-    def rotten(descriptor: int, data: Any) -> int:
+    def rotten(descriptor: int, data: Any, offset: int) -> int:
         changed = bytes(data).replace(b'"rng":1', b'"rng":3')
-        return real(descriptor, changed)
+        return real(descriptor, changed, offset)
 
-    monkeypatch.setattr(os, "write", rotten)
+    monkeypatch.setattr(os, "pwrite", rotten)
     path = seal(tmp_path, 12)
     monkeypatch.undo()
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from stoker.checkpoints.handover import Sealer
+from stoker.checkpoints.seal import CheckpointWriter
 from stoker.cli.runs.generate import generate
 from stoker.cli.which_run import checkpoints_at
 from stoker.plan.positions import Position
@@ -26,7 +28,7 @@ from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.sampling import Sampling, TextModel, pick
-from stoker.training.saving import log_up_to, save
+from stoker.training.saving import TensorCopier, contents, log_up_to
 from stoker.training.state import Progress
 from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
 
@@ -59,8 +61,13 @@ def trained(launch: Launch, seed: int = 1) -> tuple[Model, AdamW]:
 def sealed(run: TrainerRun, model: Model, optimizer: AdamW) -> tuple[Path, Progress]:
     progress = Progress(3, 3 * 8 * SEQ_LEN, Position(0, 24), 2.5, 2.75)
     head = hashlib.sha256(run.layout.plan.read_bytes().splitlines()[-1]).hexdigest()
-    path = save(launch_of(run), progress, model, optimizer, compute=CPU, micro_batch=8, plan_head=head)
-    return path, progress
+    files, body = contents(
+        launch_of(run), progress, model, optimizer, compute=CPU, micro_batch=8, plan_head=head
+    )
+    with CheckpointWriter(run.layout.checkpoints, 3, "launch-1") as writer:
+        for name, parts in files:
+            writer.add(name, map(TensorCopier(CPU.device).bytes_of, parts))
+        return writer.seal(body), progress
 
 
 def test_a_saved_state_is_restored_bit_for_bit(run: TrainerRun) -> None:
@@ -141,9 +148,11 @@ def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run
     wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
     changes = {"optimizer": wild, "evaluate": {"every_steps": 1, "tokens": 96}, "deterministic": False}
     write_record(run.layout.launch, run.record("launch-1") | changes)
-    training = load(launch_of(run), Protocol("", "launch-1"), Stop())
+    sealer = Sealer(run.layout.checkpoints, "launch-1")
+    training = load(launch_of(run), Protocol("", "launch-1"), Stop(), sealer)
     with pytest.raises(DataError, match="the held-out loss at step 1 is"):
         training.run()
+    sealer.end()
     assert run.checkpoints() == []
     assert run.rows()[-1] == {"step": 1, "timeline": 0, "val_loss": None, "val_stderr": None}
 

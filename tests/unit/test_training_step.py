@@ -12,7 +12,6 @@ from stoker.store.errors import DataError
 from stoker.training.device import Compute, choose_micro_batch
 from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW, Schedule, clip_gradients, training_step
-from stoker.training.saving import is_due
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
@@ -129,21 +128,3 @@ def test_a_micro_batch_is_chosen_by_the_size_of_its_logits_and_divides_the_batch
     assert choose_micro_batch(None, global_batch=15, seq_len=256, vocab_size=4096, device="cpu") == 3
     assert choose_micro_batch(None, global_batch=8, seq_len=4096, vocab_size=128_000, device="cpu") == 1
     assert choose_micro_batch(6, global_batch=16, seq_len=256, vocab_size=4096, device="cpu") == 6
-
-
-@pytest.mark.parametrize(
-    ("every_s", "every_steps", "step", "now", "due"),
-    [
-        (60.0, None, 5, 59.0, False),
-        (60.0, None, 5, 60.0, True),
-        (60.0, None, 0, 99.0, False),  # nothing done since the last one
-        (None, 10, 9, 99.0, False),
-        (None, 10, 10, 0.0, True),
-        (60.0, 10, 7, 61.0, True),
-        (None, None, 10, 99.0, False),
-    ],
-)
-def test_a_checkpoint_is_due_by_time_or_by_steps(
-    every_s: float | None, every_steps: int | None, step: int, now: float, due: bool
-) -> None:
-    assert is_due(every_s, every_steps, step=step, saved_step=0, unsaved_s=now) is due

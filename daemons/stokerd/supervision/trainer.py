@@ -97,12 +97,16 @@ class TrainerControl:
         return end
 
     def _measure(self, before: Trainer, after: Trainer) -> None:
-        """Counts what the trainer's last words tell, for the metrics."""
+        """Counts and records what the trainer's last words tell."""
         run = self.run
         for seconds in after.steps_s:
             run.timings.step.observe(seconds)
         for seconds in after.saves_s:
             run.timings.save.observe(seconds)
+        for why in after.saves_failed:
+            run.events.record("checkpoint_failed", "warning", message=why, step=after.step)
+        for why in after.saves_in_place:
+            run.events.record("checkpoint_in_place", "warning", message=why, step=after.step)
         run.counted.nonfinite += after.view.nonfinite - before.view.nonfinite
         if after.step > before.step:
             run.counted.last_step_at = time.time()

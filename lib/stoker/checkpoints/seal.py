@@ -3,9 +3,11 @@
 Order on disk: the files, checkpoint.json, SHA256SUMS, the directory, the rename, the parent directory. A
 crash leaves a whole checkpoint or none, and a temporary directory that the owner of trainer.lock sweeps.
 
-Tensors are written in the safetensors format without its library: no heavy import, and every byte is hashed
-on its way. 8 bytes little-endian: length of the header; the header, JSON, padded with spaces to a multiple of
-8; the tensors' bytes end to end (https://github.com/huggingface/safetensors, its README has the format).
+Bytes go past the page cache where their memory is aligned, as a sealer's is, and are hashed meanwhile.
+
+Tensors are written in the safetensors format without its library, which is a heavy import. 8 bytes
+little-endian: length of the header; the header, JSON, padded with spaces to a multiple of 8; the tensors'
+bytes end to end (https://github.com/huggingface/safetensors, its README has the format).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -34,10 +37,12 @@ from stoker.checkpoints.format import (
     write_sums,
 )
 from stoker.checkpoints.proof import prove_checkpoint
+from stoker.store.direct import CHUNK, DirectWriter
 from stoker.store.errors import DataError, storage_errors
-from stoker.store.files import make_dir, opened, publish_dir, remove_tree, write_all
+from stoker.store.files import make_dir, opened, publish_dir, remove_tree
 
 FILE_BYTES = 1 << 30  # a limit on files, so that they can be hashed in parallel
+_WORTH_A_THREAD = 256 << 10  # bytes that take longer to hash than a thread to wake
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -62,15 +67,6 @@ class CheckpointWriter:
             raise ValueError(f"{name!r} cannot be a file of a checkpoint, or is one already")
         self._files[name] = self._write(name, chunks)
         return self._files[name]
-
-    def add_tensors(self, stem: str, tensors: Iterable[tuple[str, str, Sequence[int], memoryview]]) -> None:
-        """Writes tensors as `<stem>-00001.safetensors` and following files, at most FILE_BYTES each.
-
-        A tensor is (name, dtype such as F32, shape, contiguous bytes). A larger tensor has its own file.
-        """
-        named = [Tensor(name, dtype, tuple(shape), data) for name, dtype, shape, data in tensors]
-        for number, group in enumerate(split(named), start=1):
-            self.add(f"{stem}-{number:05d}.safetensors", file_chunks(group, {"format": "pt"}))
 
     def seal(self, body: Mapping[str, Any]) -> Path:
         """Writes checkpoint.json and SHA256SUMS and renames the checkpoint to its final name.
@@ -109,15 +105,31 @@ class CheckpointWriter:
 
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
         path = self._temporary / name
-        digest, size = hashlib.sha256(), 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with storage_errors("write", path), opened(path, flags) as descriptor:
-            for chunk in chunks:
-                digest.update(chunk)
-                write_all(descriptor, chunk)
-                size += memoryview(chunk).nbytes
-            os.fsync(descriptor)
-        return FileEntry(size, digest.hexdigest())
+        digest, flags = hashlib.sha256(), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with (
+            storage_errors("write", path),
+            opened(path, flags) as descriptor,
+            ThreadPoolExecutor(max_workers=1) as hasher,
+        ):
+            writer = DirectWriter(descriptor)
+            for piece in _pieces(chunks):
+                if piece.nbytes < _WORTH_A_THREAD:
+                    digest.update(piece)
+                    writer.append(piece)
+                else:
+                    hashed = hasher.submit(digest.update, piece)
+                    writer.append(piece)
+                    hashed.result()
+            writer.commit()
+        return FileEntry(writer.done, digest.hexdigest())
+
+
+def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """Yields the bytes of all chunks in order, in pieces that are written at once."""
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        for start in range(0, view.nbytes, CHUNK):
+            yield view[start : start + CHUNK]
 
 
 def _require_equal(target: Path, ours: CheckpointBody) -> None:
@@ -133,18 +145,30 @@ def _require_equal(target: Path, ours: CheckpointBody) -> None:
 
 
 class Tensor(NamedTuple):
-    """A named tensor: dtype as safetensors spells it (F32, BF16, I64, ...), and its contiguous bytes."""
+    """A named tensor: dtype as safetensors spells it (F32, BF16, I64, ...), and its data.
+
+    `data` is whatever holds contiguous bytes and says how many as `nbytes`.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    data: Any
 
 
-def file_chunks(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """Yields the bytes of one file; tensors with wide items come first, so that each tensor is aligned."""
+def tensor_files(stem: str, tensors: Iterable[Tensor]) -> Iterator[tuple[str, list[Any]]]:
+    """Yields `<stem>-00001.safetensors` and following files, at most FILE_BYTES each, with their parts.
+
+    The first part is the header, in bytes; the others are the tensors' data. A larger tensor is its own file.
+    """
+    for number, group in enumerate(split(list(tensors)), start=1):
+        yield f"{stem}-{number:05d}.safetensors", _file_parts(group, {"format": "pt"})
+
+
+def _file_parts(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> list[Any]:
+    """Returns the parts of one file; tensors with wide items come first, so that each tensor is aligned."""
     ordered = sorted(tensors, key=lambda tensor: -tensor.data.nbytes // max(1, math.prod(tensor.shape)))
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for tensor in ordered:
         size = tensor.data.nbytes
@@ -156,10 +180,8 @@ def file_chunks(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Itera
         offset += size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in ordered:
-        if tensor.data.nbytes:
-            yield tensor.data.cast("B")
+    data = [tensor.data for tensor in ordered if tensor.data.nbytes]
+    return [len(text).to_bytes(8, "little") + text, *data]
 
 
 def split(tensors: Sequence[Tensor], limit: int = FILE_BYTES) -> list[list[Tensor]]:

@@ -208,6 +208,8 @@ class Checkpoint(Section):
 
     every: PositiveSeconds | None = 1800.0
     every_steps: Positive | None = None
+    busy: Literal["wait", "skip"] = "wait"  # what a save does that is due while another is being sealed
+    sealer_cores: Natural | Literal["auto"] = "auto"  # that the trainer's threads leave to the sealer
     keep_last: Positive = 3
     keep_every: Positive | None = None
     milestones: tuple[Positive, ...] = ()  # steps whose checkpoints are always kept

@@ -123,7 +123,9 @@ _SHARD: Words = {
     "worker_recycled": "a builder ended at a commit point for its size",
 }
 _TRAIN: Words = {
+    "checkpoint_failed": "a checkpoint could not be sealed; the next save tries again",
     "checkpoint_fetched": "a checkpoint came back from the mirror",
+    "checkpoint_in_place": "memory is short for a copy; training waits while a checkpoint is written",
     "checkpoint_mirrored": "a checkpoint was copied to the mirror and read back",
     "checkpoint_proven": "a checkpoint is proven whole",
     "checkpoint_pruned": "a superfluous checkpoint was removed",

@@ -47,6 +47,8 @@ class Trainer:
     # Seconds of the steps and of the saves that the last words ended.
     steps_s: tuple[float, ...] = ()
     saves_s: tuple[float, ...] = ()
+    saves_failed: tuple[str, ...] = ()  # why, as the last words tell
+    saves_in_place: tuple[str, ...] = ()
     stop_asked_at: Moment | None = None
 
     @property
@@ -63,10 +65,13 @@ class Trainer:
         """Returns the trainer after these datagrams."""
         view, times = self.view, self.step_times
         steps_s, saves_s = list[float](), list[float]()
+        failed, in_place = list[str](), list[str]()
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
             if said is None:
                 continue
+            failed += [said["save_failed"]] if "save_failed" in said else []
+            in_place += [said["save_in_place"]] if "save_in_place" in said else []
             before, view = view, heard(view, said, now)
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.moved_at)
@@ -77,7 +82,15 @@ class Trainer:
                 times = times.stepped(said["step"], now)
                 if made > 0:
                     steps_s += times.times[-1:] * min(made, MOST_STEPS)
-        return replace(self, view=view, step_times=times, steps_s=tuple(steps_s), saves_s=tuple(saves_s))
+        return replace(
+            self,
+            view=view,
+            step_times=times,
+            steps_s=tuple(steps_s),
+            saves_s=tuple(saves_s),
+            saves_failed=tuple(failed),
+            saves_in_place=tuple(in_place),
+        )
 
     def sampled(self, work: Work, now: float, *, next_at: float) -> Trainer:
         """Returns the trainer after a sample of /proc; the next is due at `next_at`."""

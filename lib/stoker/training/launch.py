@@ -55,6 +55,7 @@ class Launch:
     evaluate_every: int | None
     checkpoint_every_s: float | None
     checkpoint_every_steps: int | None
+    checkpoint_busy: str  # "wait" for a save in flight, or "skip" the save that is due
     shards_root: Path
     tokenizer_file: Path
     vocab_size: int
@@ -105,6 +106,9 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         evaluate_every=(record["evaluate"] or {}).get("every_steps"),
         checkpoint_every_s=record["checkpoint"]["every_s"],
         checkpoint_every_steps=record["checkpoint"]["every_steps"],
+        checkpoint_busy=record["checkpoint"].get(
+            "busy", "wait"
+        ),  # without one: the record of a replay's past
         shards_root=Path(record["shards_root"]),
         tokenizer_file=Path(record["tokenizer_file"]),
         # Without windows the validation data is shorter than one.

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from stoker.checkpoints.handover import File, Sealer
+from stoker.checkpoints.saver import Saver
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.log import GENESIS
@@ -29,7 +31,7 @@ from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW, Schedule, training_step
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.saving import is_due, save
+from stoker.training.saving import TensorCopier, contents
 from stoker.training.state import Progress
 
 PLAN_POLL_S = 0.2
@@ -50,6 +52,7 @@ class Training:
     metrics: MetricsLog
     protocol: Protocol
     stop: Stop
+    sealer: Sealer
 
     def __post_init__(self) -> None:
         launch = self.launch
@@ -59,7 +62,15 @@ class Training:
             horizon=launch.steps,
             min_ratio=launch.schedule["min_ratio"],
         )
-        self.saved_step, self.saved_at = self.progress.step, time.monotonic()
+        self.copier = TensorCopier(self.compute.device)
+        self.saver = Saver(
+            self.sealer,
+            self.copier,
+            lambda **words: self.protocol.say(self.protocol.phase, **words, **self._words()),
+            step=self.progress.step,
+            every=(launch.checkpoint_every_s, launch.checkpoint_every_steps),
+            skips=launch.checkpoint_busy == "skip",
+        )
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -69,6 +80,7 @@ class Training:
         """
         self.protocol.say("train", ready=1, **self._words())
         self._evaluate_if_due()
+        first = self.progress.step
         last, ending = self.launch.steps, "steps"
         if self.launch.until is not None and self.launch.until < last:
             last, ending = self.launch.until, "until"
@@ -80,12 +92,13 @@ class Training:
                 break
             waited = time.monotonic() - started
             self._step(batch, started, waited)
+            if self.progress.step == first + 1:  # the first step has shown what memory training takes
+                self.saver.prepare(*self._contents())
             self._evaluate_if_due()
             self._checkpoint_if_due()
         if ending in ("steps", "data_exhausted") and not self._evaluate():
             ending = "stopped"
-        if self.progress.step != self.saved_step:
-            self._checkpoint()
+        self._seal_last_step()
         return ending
 
     def _step(self, batch: Batch, started: float, waited: float) -> None:
@@ -99,6 +112,7 @@ class Training:
                 rate=rate,
                 clip=self.launch.optimizer["clip"] or 0.0,
                 compute=self.compute,
+                before_update=self.copier.before_update,
             )
         except DataError as problem:
             raise DataError(
@@ -203,19 +217,32 @@ class Training:
 
     def _still_evaluating(self) -> bool:
         self.protocol.tell(**self._words())
+        self.saver.poll()
         return not self.stop.asked
 
     def _checkpoint_if_due(self) -> None:
-        steps = {"step": self.progress.step, "saved_step": self.saved_step}
-        every = self.launch.checkpoint_every_s, self.launch.checkpoint_every_steps
-        if is_due(*every, **steps, unsaved_s=time.monotonic() - self.saved_at):
+        if self.saver.is_due(self.progress.step):
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         phase = self.protocol.phase
         self.protocol.say("checkpoint", **self._words())
         self.metrics.sync()  # before the seal: the rows of a sealed step must be durable
-        directory = save(
+        self.saver.save(*self._contents())
+        self.protocol.say(phase, **self._words())
+
+    def _seal_last_step(self) -> None:
+        """Waits for the save in flight, then for that of the last step; tries a failed one once more."""
+        phase = self.protocol.phase
+        while not self.saver.has_sealed(self.progress.step):
+            self.protocol.say("checkpoint", **self._words())
+            self.saver.wait()
+            if self.saver.saved_step != self.progress.step:
+                self._checkpoint()
+        self.protocol.say(phase, **self._words())
+
+    def _contents(self) -> tuple[list[File], dict[str, Any]]:
+        return contents(
             self.launch,
             self.progress,
             self.model,
@@ -224,8 +251,6 @@ class Training:
             micro_batch=self._micro_batch(self.launch.seq_len),
             plan_head=self.batches.plan.head,
         )
-        self.saved_step, self.saved_at = self.progress.step, time.monotonic()
-        self.protocol.say(phase, checkpoint=directory.name, **self._words())
 
     def _words(self) -> dict[str, object]:
         entry, offset = self.progress.position.as_list()
@@ -238,7 +263,7 @@ class Training:
         }
 
 
-def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
+def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Training:
     """Returns the training of a launch, restored from its checkpoint if the launch has one.
 
     Raises ConfigError for a checkpoint of another configuration, DataError for a wrong plan or wrong data.
@@ -285,4 +310,6 @@ def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
         )
     history = ancestry(timelines, launch.timeline)
     metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=progress.step)
-    return Training(launch, model, optimizer, compute, progress, batches, heldout, metrics, protocol, stop)
+    return Training(
+        launch, model, optimizer, compute, progress, batches, heldout, metrics, protocol, stop, sealer
+    )

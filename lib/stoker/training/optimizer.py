@@ -6,7 +6,7 @@ Not torch.optim, which loads a compiler on first use: a second of every launch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,8 +99,9 @@ def training_step(
     rate: float,
     clip: float,
     compute: Compute,
+    before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
-    """Adds up the gradients of micro-batches (b, T + 1), and makes one optimizer step.
+    """Adds up the gradients of micro-batches (b, T + 1), calls `before_update`, and makes one optimizer step.
 
     Raises DataError, before any change, where loss or gradients are not finite. The gradients add up to those
     of the mean over all targets of the global batch, for every split and any mix of T.
@@ -116,5 +117,6 @@ def training_step(
     result = StepResult(loss.item(), grad_norm)
     if not (math.isfinite(result.loss) and math.isfinite(grad_norm)):
         raise DataError(f"the loss is {result.loss} and the gradient norm {grad_norm}")
+    before_update()
     optimizer.step(rate)
     return result

@@ -1,4 +1,4 @@
-"""Converts a training state to named buffers and back, bit for bit.
+"""Names the tensors of a training state and restores them from a checkpoint, bit for bit.
 
 Reads only safetensors and JSON, and unpickles no data. The supervisor has proven the checkpoint before the
 launch; this module checks that it belongs to the run.
@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from stoker.checkpoints.seal import Tensor as Named
 from stoker.plan.positions import START, Position
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import parse_json
@@ -25,7 +26,6 @@ from stoker.training.launch import Launch
 from stoker.training.optimizer import AdamW
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
-NamedBuffer = tuple[str, str, tuple[int, ...], memoryview]  # name, safetensors dtype, shape, bytes
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,10 @@ def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
     }
 
 
-def buffers(tensors: Mapping[str, Tensor]) -> Iterator[NamedBuffer]:
-    """Yields the bytes of each tensor, without a copy for a tensor on the CPU."""
+def named(tensors: Mapping[str, Tensor]) -> Iterator[Named]:
+    """Yields the tensors as a checkpoint names them, each where it lies."""
     for name, tensor in tensors.items():
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        yield name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), flat.numpy().data
+        yield Named(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor.detach())
 
 
 def random_state() -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 
+from stoker.checkpoints.handover import Sealer
 from stoker.kit.exec import set_death_signal
 from stoker.kit.lock import Lock
 from stoker.store.errors import StokerError
@@ -47,16 +48,19 @@ def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
     lock = Lock.acquire(
         launch.layout.rank0_lock, purpose=f"trainer of run {launch.run}", extra={"launch": launch.id}
     )
+    # It starts while torch is loaded, and keeps the run locked while it seals what a dead trainer left it.
+    sealer = Sealer(launch.layout.checkpoints, launch.id, keeps=(lock.fileno(),))
     try:
         from stoker.training.loop import load  # noqa: PLC0415 - torch takes seconds; see the first lines
 
-        training = load(launch, protocol, stop)
+        training = load(launch, protocol, stop, sealer)
         stop.at_once = False
         ending = training.run()
         protocol.say(protocol.phase, finished=ending, remainder=training.batches.remainder)
         print(f"trainer: {ending} at step {training.progress.step} of {launch.steps}", file=sys.stderr)
     finally:
-        lock.release()
+        sealer.end()
+        lock.handed_over()
     return 0
 
 

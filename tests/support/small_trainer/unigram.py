@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.checkpoints.seal import CheckpointWriter
+from stoker.checkpoints.handover import File, Sealer
+from stoker.checkpoints.saver import Copier, Saver
+from stoker.checkpoints.seal import Tensor, tensor_files
 from stoker.plan.positions import START, Position
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.direct import hash_file
@@ -37,7 +39,7 @@ RATE = 1000  # of train.optimizer.lr, which is meant for a network
 class Training:
     """One launch: its progress, its two vectors, and what it reads and writes."""
 
-    def __init__(self, launch: Launch, protocol: Protocol, stop: Stop) -> None:
+    def __init__(self, launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> None:
         self.launch, self.protocol, self.stop = launch, protocol, stop
         self.progress = self
         self.step, self.tokens = 0, 0
@@ -59,7 +61,14 @@ class Training:
         self.heldout = self._open_heldout()
         history = ancestry(timelines, launch.timeline)
         self.metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=self.step)
-        self.saved_step, self.saved_at = self.step, time.monotonic()
+        self.saver = Saver(
+            sealer,
+            Copier(),
+            lambda **words: protocol.say(protocol.phase, **words, **self._words()),
+            step=self.step,
+            every=(launch.checkpoint_every_s, launch.checkpoint_every_steps),
+            skips=launch.checkpoint_busy == "skip",
+        )
 
     def run(self) -> str:
         """Train to the end of the launch; why it ended."""
@@ -77,8 +86,12 @@ class Training:
             self._save_if_due()
         if ending in ("steps", "data_exhausted"):
             self._evaluate()
-        if self.step != self.saved_step:
-            self._save()
+        while not self.saver.has_sealed(self.step):
+            self.protocol.say("checkpoint", **self._words())
+            self.saver.wait()
+            if self.saver.saved_step != self.step:
+                self._save()
+        self.protocol.say("train", **self._words())
         return ending
 
     def _make_step(self, batch: Batch) -> None:
@@ -125,9 +138,7 @@ class Training:
         self.protocol.say("train", **self._words())
 
     def _save_if_due(self) -> None:
-        every, every_s = self.launch.checkpoint_every_steps, self.launch.checkpoint_every_s
-        late = every_s is not None and time.monotonic() - self.saved_at >= every_s
-        if self.step != self.saved_step and (late or (every and self.step % every == 0)):
+        if self.saver.is_due(self.step):
             self._save()
 
     def _save(self) -> None:
@@ -145,21 +156,23 @@ class Training:
             "run_record": launch.run_record,
         }
         planned = launch.plan.read_bytes().splitlines(keepends=True) if launch.plan.exists() else []
-        files = {
-            "trainer.json": canonical_json({"v": 1, "compute": {"device": "cpu"}}),
-            "model.json": canonical_json({"v": 1, **launch.model, "vocab_size": launch.vocab_size}),
-            "tokenizer.json": launch.tokenizer_file.read_bytes(),
-            "plan.jsonl": b"".join(planned[: len(self.batches.plan.hashes)]),
-            "timelines.jsonl": launch.timelines.read_bytes() if launch.timelines.exists() else b"",
-        }
-        with CheckpointWriter(launch.layout.checkpoints, self.step, launch.id) as writer:
-            for stem, vector in self.vectors.items():
-                writer.add_tensors(stem, [("unigram", "F32", vector.shape, vector.data.cast("B"))])
-            for name, content in files.items():
-                writer.add(name, [content])
-            sealed = writer.seal(body)
-        self.saved_step, self.saved_at = self.step, time.monotonic()
-        self.protocol.say(phase, checkpoint=sealed.name, **self._words())
+        model = {"v": 1, **launch.model, "vocab_size": launch.vocab_size}
+        timelines = launch.timelines.read_bytes() if launch.timelines.exists() else b""
+        files: list[File] = [
+            *self._tensors("model"),
+            *self._tensors("optimizer"),
+            ("trainer.json", [canonical_json({"v": 1, "compute": {"device": "cpu"}})]),
+            ("model.json", [canonical_json(model)]),
+            ("tokenizer.json", [launch.tokenizer_file.read_bytes()]),
+            ("plan.jsonl", planned[: len(self.batches.plan.hashes)]),
+            ("timelines.jsonl", [timelines]),
+        ]
+        self.saver.save(files, body)
+        self.protocol.say(phase, **self._words())
+
+    def _tensors(self, stem: str) -> list[File]:
+        vector = self.vectors[stem]
+        return list(tensor_files(stem, [Tensor("unigram", "F32", vector.shape, vector.data)]))
 
     def _restore(self, checkpoint: Path) -> None:
         body = json.loads((checkpoint / "checkpoint.json").read_bytes())
@@ -199,6 +212,6 @@ class Training:
         return {**numbers, "position": f"{entry},{offset}"}
 
 
-def load(launch: Launch, protocol: Protocol, stop: Stop) -> Training:
+def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Training:
     """What the built-in trainer calls in place of the one of that name that needs torch."""
-    return Training(launch, protocol, stop)
+    return Training(launch, protocol, stop, sealer)

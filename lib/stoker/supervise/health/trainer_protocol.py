@@ -28,7 +28,8 @@ def _on_this_clock(seconds: float, info: ValidationInfo) -> float:
 # Monotonic seconds, serialized relative to `context`: the clock at the write, and at the read.
 Moment = Annotated[float, BeforeValidator(_on_this_clock), PlainSerializer(_from_now)]
 
-Said = Mapping[str, Any]  # fields of `TrainerView`, and `checkpoint`
+Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
+_NOT_OF_THE_VIEW = ("checkpoint", "nonfinite", "save_failed", "save_in_place")
 
 
 def parse(datagram: bytes, launch: str) -> Said | None:
@@ -76,7 +77,7 @@ class TrainerView:
 
 def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
     """Returns the view after a datagram; values that the datagram leaves out stay."""
-    plain = {field: value for field, value in said.items() if field not in ("checkpoint", "nonfinite")}
+    plain = {field: value for field, value in said.items() if field not in _NOT_OF_THE_VIEW}
     after = replace(view, **plain, nonfinite=view.nonfinite + said.get("nonfinite", 0))
     moved = (after.phase, after.step) != (view.phase, view.step)
     waits = after.phase == "wait-data" or (view.waits and after.phase == "checkpoint")
@@ -120,5 +121,5 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("STEP", "TOKENS", "GPU_RESERVED_BYTES"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
     "POSITION": _position,
-    **dict.fromkeys(("CHECKPOINT", "ERROR"), lambda value: value[:MOST_TEXT]),
+    **dict.fromkeys(("CHECKPOINT", "ERROR", "SAVE_FAILED", "SAVE_IN_PLACE"), lambda value: value[:MOST_TEXT]),
 }

@@ -12,10 +12,10 @@ from typing import Any
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import Found, remove_checkpoint, sweep_leftovers
 from stoker.config.schema import Pipeline
-from stoker.kit.lock import Lock
+from stoker.kit.lock import Lock, read_holder
 from stoker.kit.loop import Waiter
 from stoker.store import errors
-from stoker.store.errors import DataError, StokerError, StorageError, UnavailableError
+from stoker.store.errors import DataError, LockHeld, StokerError, StorageError, UnavailableError
 from stoker.store.record import new_id, read_record, write_record
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer, classify
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
@@ -55,6 +55,8 @@ class Trial:
 
     def run(self) -> None:
         """Trains to the last step; raises Stopped after a signal, or the StokerError of a failed launch."""
+        if (holder := read_holder(self.site.run.rank0_lock)) is not None:
+            raise LockHeld(f"{self.site.run.rank0_lock} is held by {holder} or its sealer; it ends by itself")
         sweep_leftovers(self.site.run.checkpoints)
         waiter = Waiter()
         waiter.signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -144,7 +146,7 @@ class Trial:
             "launch": launch.launch,
             "timeline": phase.timeline,
             "until": launch.until,
-            "checkpoint": {"every_s": SEAL_EVERY_S, "every_steps": None},
+            "checkpoint": {"every_s": SEAL_EVERY_S, "every_steps": None, "busy": "wait"},
             "shards_root": str(self.site.shards),
             "tokenizer_file": str(self.site.tokenizer),
             "heldout": None if held is None else {**held, "file": str(self.site.run.heldout)},
