@@ -13,8 +13,9 @@ from support.sites import write_site
 from support.waiting import wait_until
 
 # Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row or
-# telling a phase, the build worker after telling a phase or so many messages, the tokenizer's after telling a
-# percentage, an import after a part of it, where a file beside this one asks for it; each file asks once.
+# telling a phase, the sealer before a step's files and after half of them, the build worker after telling a
+# phase or so many messages, the tokenizer's after telling a percentage, an import after a part of it, where a
+# file beside this one asks for it; each file asks once.
 _SITE = """
 import itertools, os, signal, sys
 
@@ -40,6 +41,14 @@ if "stoker.training.trainer" in sys.orig_argv[1:4]:
 if "stoker.shards.build.tokenizer_worker" in sys.orig_argv[1:4]:
     from stoker.kit.workers.child import Report
     halt_after(Report, "__call__", lambda call, report, kind, **fields: fields.get("percent"))
+if "stoker.checkpoints.sealer" in sys.orig_argv[1:4]:
+    from stoker.checkpoints.seal import CheckpointWriter
+    halt_after(CheckpointWriter, "__init__", lambda call, writer, directory, step, launch: f"begun-{step}")
+    halt_after(
+        CheckpointWriter,
+        "add",
+        lambda call, writer, name, chunks: f"half-{writer.step}" if name == "trainer.json" else None,
+    )
 if sys.orig_argv[2:3] == ["import"]:
     from stoker.shards.exchange import import_set
     for word, function in (("copied", "_copy"), ("claimed", "_note"), ("published", "publish_dir")):

@@ -51,7 +51,10 @@ class Say(Protocol):
 
 
 class Saver:
-    """The saves of one launch, which resumed from step `step`; every call may raise StorageError, DataError."""
+    """The saves of one launch, which resumed from step `step`.
+
+    Every call may raise StorageError (a second failure in a row) and DataError (two histories of one run).
+    """
 
     def __init__(
         self,

@@ -106,9 +106,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         evaluate_every=(record["evaluate"] or {}).get("every_steps"),
         checkpoint_every_s=record["checkpoint"]["every_s"],
         checkpoint_every_steps=record["checkpoint"]["every_steps"],
-        checkpoint_busy=record["checkpoint"].get(
-            "busy", "wait"
-        ),  # without one: the record of a replay's past
+        checkpoint_busy=record["checkpoint"].get("busy", "wait"),
         shards_root=Path(record["shards_root"]),
         tokenizer_file=Path(record["tokenizer_file"]),
         # Without windows the validation data is shorter than one.

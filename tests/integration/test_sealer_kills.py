@@ -1,0 +1,179 @@
+"""kill -9 of trainer, guard and sealer with a save in flight: whole checkpoints, one sealer, the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.cli.main import exit_code
+from stoker.kit.process import ProcessId, processes_with_environment, signal_process
+from support.halting import halts_at, is_halted
+from support.processes import wait_gone
+from support.trainer_run import TrainerRun
+from support.training import TRAINER, TrainPipeline, make_training, runs
+from support.waiting import LONG_S, wait_until
+
+SEALER = ("-m", "stoker.checkpoints.sealer")
+
+
+def sealers(run: TrainPipeline) -> list[ProcessId]:
+    return [process for process in run.processes() if runs(process, SEALER)]
+
+
+def halted_sealer(run: TrainPipeline) -> ProcessId | None:
+    return next((each for each in sealers(run) if is_halted(each.pid)), None)
+
+
+@contextlib.contextmanager
+def never_two(run: TrainPipeline) -> Iterator[None]:
+    """Look all the time, and fail when there ever were two trainers or two sealers of the run."""
+    done, seen = threading.Event(), [0]
+
+    def look() -> None:
+        while not done.wait(0.05):
+            found = run.processes()
+            for module in (TRAINER, SEALER):
+                alike = [process for process in found if runs(process, module)]
+                seen[0] = max(seen[0], sum(process.alive() for process in alike))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    assert seen[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("halt", "victims"),
+    [
+        ("half-20", "trainer"),
+        ("begun-20", "sealer"),
+        ("begun-20", "guard"),
+        ("begun-20", "trainer guard"),
+        ("half-20", "trainer guard sealer"),
+    ],
+)
+def test_with_a_save_in_flight_a_kill_costs_at_most_that_save(
+    finished: TrainPipeline,
+    shard_sets: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    halt: str,
+    victims: str,
+) -> None:
+    for name, value in halts_at(tmp_path / "halts", [halt]).items():
+        monkeypatch.setenv(name, value)
+    run = make_training(shard_sets, tmp_path / "killed")
+    daemon = run.start()
+    try:
+        with never_two(run):
+            sealer = wait_until(lambda: halted_sealer(run), what="a save in flight")
+            dying = {"trainer": run.trainers(), "sealer": [sealer], "guard": run.guards()}
+            for victim in victims.split():
+                signal_process(dying[victim][0], signal.SIGKILL)
+            wait_gone([dying[victim][0] for victim in victims.split()])
+            if "guard" in victims and "sealer" not in victims:
+                wait_until(lambda: run.events("leftovers_found"), what="the supervisor to meet the sealer")
+                assert sealer.alive() and len(run.events("trainer_launched")) == 1
+                assert "step-000000020" not in run.checkpoints()
+                signal_process(sealer, signal.SIGCONT)
+            wait_until(lambda: run.record().get("state") == "finished", what="the end of the run")
+    finally:
+        assert daemon.stop() == 0
+    resumed = [event["resume_step"] for event in run.events("trainer_launched")][1:]
+    if victims == "sealer":
+        assert resumed == [] and "SIGKILL" in run.events("checkpoint_failed")[0]["message"]
+    elif victims == "guard":
+        assert resumed[0] >= 20
+    else:
+        assert resumed == [10 if "sealer" in victims else 20]
+    assert run.rows() == finished.rows()
+    assert run.tensors() == finished.tensors()
+
+
+@pytest.mark.long
+def test_a_run_killed_sixty_times_equals_its_replay(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(15)
+    every, kills = 10, 60
+    halts = {(kill + 1) * 2 * every: chance.choice(("begun", "half")) for kill in range(0, kills, 2)}
+    for name, value in halts_at(tmp_path / "halts", [f"{at}-{step}" for step, at in halts.items()]).items():
+        monkeypatch.setenv(name, value)
+    changes = {"train__steps": (kills + 1) * 2 * every, "supervise__no_progress_launches": 50}
+    run = make_training(shard_sets, tmp_path / "killed", **changes)
+    daemon = run.start()
+    try:
+        with never_two(run):
+            for kill in range(kills):
+                if kill % 2 == 0:
+                    sealer = wait_until(lambda: halted_sealer(run), 60, "a save in flight")
+                else:
+                    run.wait_for_step(kill * 2 * every + chance.randrange(1, 2 * every))
+                    sealer = wait_until(lambda: sealers(run), what="a sealer")[0]
+                dying = [*run.trainers()[:1], *run.guards()[:1], sealer]
+                for victim in chance.choice(([dying[0]], dying[1:2], dying[-1:], dying[:2], dying)):
+                    signal_process(victim, signal.SIGKILL)
+                signal_process(sealer, signal.SIGCONT)
+            wait_until(lambda: run.record().get("state") == "finished", 120, "the end of the run")
+    finally:
+        assert daemon.stop() == 0
+    assert all(prove_checkpoint(run.run.checkpoints / name).verdict == "proven" for name in run.checkpoints())
+    with run.trainer():
+        assert exit_code(["replay", str(run.data.file), "main", str(tmp_path / "replay")]) == 0
+
+
+def test_a_stop_with_a_save_in_flight_finishes_that_and_seals_the_last_step(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in halts_at(tmp_path / "halts", ["begun-10"]).items():
+        monkeypatch.setenv(name, value)
+    checkpoint = {"every": None, "every_steps": 10, "busy": "skip"}
+    run = make_training(shard_sets, tmp_path / "stopped", train__steps=5000, train__checkpoint=checkpoint)
+    daemon = run.start()
+    sealer = wait_until(lambda: halted_sealer(run), what="a save in flight")
+    run.wait_for_step(25)  # that of step 20 is skipped
+    assert run.checkpoints() == []
+    assert daemon.stop() == 0  # the guard lets a process that stands still go on
+    assert not sealer.alive()
+    assert run.checkpoints() == ["step-000000010", f"step-{run.last_step():09d}"]
+    assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
+
+
+def test_a_sealer_that_stands_still_holds_up_the_next_save_alone_and_its_checkpoint_is_of_its_step(
+    tmp_path: Path,
+) -> None:
+    cadence = {"every_s": None, "every_steps": 7}
+    both = {name: TrainerRun(tmp_path / name, steps=20) for name in ("peaceful", "halted")}
+    for name, run in both.items():
+        run.plan(200)
+        environ = halts_at(tmp_path / "halts", ["begun-7"]) if name == "halted" else None
+        trainer = run.start(checkpoint=cadence, environ=environ)
+        if name == "halted":
+            wait_until(lambda run=run: run.last_step() == 14, what="the next save")
+            found = processes_with_environment("STOKER_RUN_DIR", str(run.layout.root))
+            (sealer,) = [each for each in found if runs(each, SEALER)]
+            assert run.checkpoints() == []
+            time.sleep(0.5)
+            assert run.last_step() == 14 and trainer.poll() is None, "it waits"
+            assert is_halted(sealer.pid)
+            os.kill(sealer.pid, signal.SIGCONT)
+        assert trainer.wait(LONG_S) == 0, run.errors.read_text()
+    ours, theirs = (both[name].checkpoints() for name in ("halted", "peaceful"))
+    assert [path.name for path in ours] == ["step-000000007", "step-000000014", "step-000000020"]
+    for one, other in zip(ours, theirs, strict=True):
+        for file in other.iterdir():
+            assert (one / file.name).read_bytes() == file.read_bytes(), file
