@@ -16,9 +16,20 @@ from stoker.supervise.run.launch_record import (
     launched_body,
     note_launch,
     read_launches,
+    threads,
 )
 
 FORKS = Timelines((Timeline(1, 0, 50, ((Position(0, 1), Position(0, 2)),), ""), Timeline(2, 1, 30, (), "")))
+
+
+@pytest.mark.parametrize(
+    ("cores", "sealer_cores", "expected"),
+    [(2, "auto", 2), (15, "auto", 15), (16, "auto", 15), (2, 1, 1), (8, 3, 5), (1, 1, 1), (32, 0, 32)],
+)
+def test_the_trainers_threads_leave_the_sealer_its_cores(
+    cores: int, sealer_cores: Any, expected: int
+) -> None:
+    assert threads(cores, sealer_cores) == expected
 
 
 def launched(name: str, timeline: int, step: int) -> Launched:

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.kit.process import ProcessId
 from stoker.supervise.health.liveness import Stillness, Work
 from stoker.supervise.health.trainer_protocol import MOST_BYTES, TrainerView, heard, parse
+from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.state import Trainer
 
 
 def test_a_step_is_read_whole() -> None:
@@ -43,6 +46,17 @@ def test_a_loss_or_norm_that_is_not_finite_is_counted_and_never_shown(said: byte
     view = heard(TrainerView("a", 0.0, 0.0), parse(b"LAUNCH=a\nSTEP=1\n" + said, "a") or {}, 1.0)
     view = heard(view, parse(b"LAUNCH=a\nSTEP=2\n" + said, "a") or {}, 2.0)
     assert view.nonfinite == 2 and view.grad_norm is None
+
+
+def test_a_save_that_failed_or_was_made_in_place_is_told_once() -> None:
+    view = TrainerView("a", 0.0, 0.0)
+    launch = Launch("a", 0, None, 0, Path("socket"))
+    trainer = Trainer(launch, ProcessId(1, 1), view, Stillness(0.0, 0.0), sample_at=0.0)
+    said = [b"LAUNCH=a\nPHASE=train\nSAVE_FAILED=no room", b"LAUNCH=a\nPHASE=train\nSAVE_IN_PLACE=no memory"]
+    after = trainer.after_words(said, 1.0)
+    assert (after.saves_failed, after.saves_in_place) == (("no room",), ("no memory",))
+    later = after.after_words([b"LAUNCH=a\nPHASE=train\nSTEP=1"], 2.0)
+    assert (later.saves_failed, later.saves_in_place) == ((), ())
 
 
 @given(st.binary(max_size=300))

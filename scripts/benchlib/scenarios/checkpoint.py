@@ -1,0 +1,70 @@
+"""What saving costs a training of 100 M parameters with AdamW, beside dd of the same bytes (the scale)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from benchlib.checkpoint_run import SHAPE
+from benchlib.runner import Measures, Scenario, Series
+from stoker.training.model import Model
+
+INTERVAL_S = 60.0
+MOST_OF_DD = 1.5
+BYTES_A_PARAMETER = 12
+
+
+class CheckpointScenario(Scenario):
+    """A save beside training with a core free: the stall, the slowed steps of a minute, the time to the seal.
+
+    It takes 3 GB of memory and of the disk of TMPDIR.
+    """
+
+    name = "checkpoint"
+    repeats = 3
+    limits: ClassVar[Measures] = {"stall_s": 0.2, "slowed_s": 0.01 * INTERVAL_S}
+
+    def prepare(self, directory: Path) -> None:
+        parameters = sum(parameter.numel() for parameter in Model(SHAPE).parameters())
+        self.source = Path("/dev/shm") / f"stoker-bench-{os.getpid()}"
+        self.size = parameters * BYTES_A_PARAMETER
+
+    def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
+        return {"dd": self._dd, "sealer": self._train}
+
+    def judge(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[str]:
+        ratio = series["sealer"]["sealed_s"].ratio
+        if ratio is None or ratio > MOST_OF_DD:
+            yield f"sealer: sealed in {ratio} x dd, at most {MOST_OF_DD}"
+
+    def _dd(self, directory: Path) -> Measures:
+        target = directory / "dd"
+        try:
+            with self.source.open("wb") as stream:
+                for _ in range(self.size >> 20):
+                    stream.write(os.urandom(1 << 20))
+            began = time.monotonic()
+            flags = ["bs=4M", "oflag=direct", "conv=fsync", "status=none"]
+            subprocess.run(["dd", f"if={self.source}", f"of={target}", *flags], check=True)
+            return {"sealed_s": time.monotonic() - began}
+        finally:
+            self.source.unlink()
+            target.unlink(missing_ok=True)
+
+    def _train(self, directory: Path) -> Measures:
+        place = directory / "checkpoints"
+        place.mkdir()
+        command = [sys.executable, "-m", "benchlib.checkpoint_run", str(place)]
+        try:
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+        finally:
+            shutil.rmtree(place)
+        figures: Measures = json.loads(done.stdout)
+        return figures
