@@ -31,9 +31,11 @@ def main(directory: Path) -> None:
     initialize(model, 1)
     optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
     cpu = Compute(torch.device("cpu"), bf16=False)
-    copier, sealed_at = TensorCopier(cpu.device), list[float]()
+    copier, sealed = TensorCopier(cpu.device), list[str]()
     sealer = Sealer(directory, "bench")
-    saver = Saver(sealer, copier, lambda **_: sealed_at.append(time.monotonic()), step=0, every=(None, None))
+    saver = Saver(
+        sealer, copier, lambda **words: sealed.append(str(words["checkpoint"])), step=0, every=(None, None)
+    )
     files = [
         *tensor_files("model", named(model_tensors(model))),
         *tensor_files("optimizer", named(optimizer_tensors(optimizer))),
@@ -58,11 +60,14 @@ def main(directory: Path) -> None:
         began = time.monotonic()
         saver.save(files, body(number + 1))
         saves.append((began, time.monotonic()))
-        while len(sealed_at) <= number:
+        while len(sealed) <= number:
             train(1)
         train(STEPS)
     sealer.end()
-    flights = [(began, sealed) for (began, _), sealed in zip(saves, sealed_at, strict=True)]
+    # Heard of after the step that was under way: the rename's own time is the directory's.
+    since_boot = time.time() - time.monotonic()
+    ends = [(directory / name).stat().st_ctime - since_boot for name in sealed]
+    flights = [(began, end) for (began, _), end in zip(saves, ends, strict=True)]
     alone, beside = list[float](), [list[float]() for _ in flights]
     for begin, end in steps:
         flight = next((i for i, (on, off) in enumerate(flights) if begin < off and end > on), None)
@@ -72,7 +77,7 @@ def main(directory: Path) -> None:
         "step_s": usual,
         "stall_s": max(end - begin for begin, end in saves),
         "slowed_s": statistics.mean(sum(times) - usual * len(times) for times in beside),
-        "sealed_s": statistics.mean(sealed - began for began, sealed in flights),
+        "sealed_s": statistics.mean(off - on for on, off in flights),
     }
     print(json.dumps(figures))
 
