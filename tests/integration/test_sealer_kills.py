@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from stoker.cli.main import exit_code
 from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from support.halting import halts_at, is_halted
 from support.processes import wait_gone
-from support.trainer_run import TrainerRun
+from support.sites import SMALL_TRAINER
+from support.trainer_run import Inbox, TrainerRun
 from support.training import TRAINER, TrainPipeline, make_training, runs
 from support.waiting import LONG_S, wait_until
 
@@ -151,6 +153,35 @@ def test_a_stop_with_a_save_in_flight_finishes_that_and_seals_the_last_step(
     assert not sealer.alive()
     assert run.checkpoints() == ["step-000000010", f"step-{run.last_step():09d}"]
     assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
+
+
+@pytest.mark.root
+def test_a_disk_that_stays_full_is_told_at_the_first_save_and_ends_the_trainer_at_the_second(
+    tmp_path: Path,
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    run = TrainerRun(tmp_path, steps=1000)
+    run.plan(4000)
+    inbox = Inbox(tmp_path / "notify.sock")
+    small = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(run.layout.checkpoints)]
+    subprocess.run(small, check=True)
+    try:
+        cadence = {"every_s": None, "every_steps": 20}
+        environ = {"STOKER_TEST_TRAINER": "small", "PYTHONPATH": str(SMALL_TRAINER)}
+        trainer = run.start(checkpoint=cadence, socket_path=inbox.path, environ=environ)
+        assert inbox.until_end(trainer) == 74
+        assert run.checkpoints() == []
+        failed = [word for word in inbox.read() if "SAVE_FAILED" in word]
+        assert (
+            len(failed) == 1
+            and 20 <= int(failed[0]["STEP"]) <= 40
+            and "free space" in failed[0]["SAVE_FAILED"]
+        )
+        assert run.last_step() >= 40 and "free space" in inbox.words[-1]["ERROR"]
+    finally:
+        inbox.close()
+        subprocess.run(["umount", run.layout.checkpoints], check=True)
 
 
 def test_a_sealer_that_stands_still_holds_up_the_next_save_alone_and_its_checkpoint_is_of_its_step(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from stoker.checkpoints.handover import Sealer
+from stoker.checkpoints.handover import Memory, Sealer, lay_out
 from stoker.checkpoints.seal import CheckpointWriter
 from stoker.cli.runs.generate import generate
 from stoker.cli.which_run import checkpoints_at
@@ -87,6 +87,26 @@ def test_a_saved_state_is_restored_bit_for_bit(run: TrainerRun) -> None:
     assert saved.keys() == restored.keys() and len(saved) == 3 * len(state.model_tensors(model))
     assert all(torch.equal(saved[name], restored[name]) for name in saved)
     assert torch.equal(torch.rand(4), expected_random)
+
+
+@pytest.mark.gpu
+def test_a_copy_from_cuda_is_of_the_values_before_the_next_update() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    card = torch.device("cuda")
+    copier, memory = TensorCopier(card), Memory()
+    values = torch.full((1 << 26,), 1.0, device=card)
+    layout = lay_out([("model", [values, b"end"])], {"step": 1})
+    memory.reserve(layout.size)
+    copier.prepare(memory.view)
+    for value in (1.0, 2.0):
+        values.fill_(value)
+        copier.copy(layout, memory.view)
+        copier.before_update()
+        values.fill_(9.0)
+        assert copier.is_done(wait=True)
+        copied = torch.frombuffer(memory.view[: values.nbytes], dtype=torch.float32)
+        assert bool((copied == value).all())
 
 
 @pytest.mark.parametrize(

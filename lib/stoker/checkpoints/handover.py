@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("stoker-checkpoint", os.MFD_CLOEXEC)
-        self.view = memoryview(b"")
+        self.view = self._before = memoryview(b"")
 
     def reserve(self, size: int) -> None:
         """Takes at least so many bytes from the machine, now; raises OSError."""
@@ -36,7 +36,8 @@ class Memory:
             os.posix_fallocate(self.descriptor, 0, size)
             # Populated here: at the first copy the page faults would stop training for longer than the copy.
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self.view = memoryview(mmap.mmap(self.descriptor, size, flags=flags))
+            # The map before stays until a device has let go of its pages; both are of the same memory.
+            self._before, self.view = self.view, memoryview(mmap.mmap(self.descriptor, size, flags=flags))
         except OSError:
             os.ftruncate(self.descriptor, self.view.nbytes)
             raise
