@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import resource
 import signal
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from crash import Crash, acknowledge, check_crashes
-from stoker.checkpoints.handover import Sealer, lay_out
+from stoker.checkpoints.handover import Memory, Sealer, lay_out
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import sweep_leftovers
 from stoker.checkpoints.saver import Copier, Saver, is_due
@@ -148,13 +150,14 @@ def test_stops_that_come_before_it_has_begun_or_while_it_works_are_ignored(
     start: Start, tmp_path: Path
 ) -> None:
     trainer = start()
+    first = trainer.sealers()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         trainer.signal(signum)
     trainer.save(1)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         trainer.signal(signum)
     trainer.saver.wait()
-    assert trainer.sealed() == ["step-000000001"]
+    assert trainer.sealed() == ["step-000000001"] and trainer.sealers() == first
 
 
 # Hands a state over to a sealer that stands still from its first file on, and dies.
@@ -314,6 +317,29 @@ def test_the_sealers_writes_survive_every_crash() -> None:
         max_states=600,
     )
     assert report.trees > 30
+
+
+def test_the_sealer_writes_whole_pages_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [("a.bin", [b"x" * 5000, bytes(9 << 20)]), ("b.bin", [bytes(1 << 20)])]
+    layout = lay_out(files, body_of(1))
+    memory = Memory()
+    memory.reserve(layout.size)
+    direct, pwrite = [0], os.pwrite
+
+    def counting(descriptor: int, data: Any, offset: int) -> int:
+        written = pwrite(descriptor, data, offset)
+        direct[0] += written if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT else 0
+        return written
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    seal_memory(memory.view, json.loads(layout.description), tmp_path, "l1")
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        pytest.skip(f"{tmp_path} is on a file system without O_DIRECT")
+    assert direct[0] == 9 << 20, "all of both but the end of a.bin, which is no whole page"
 
 
 def test_the_sealer_starts_quickly_without_torch_or_numpy() -> None:

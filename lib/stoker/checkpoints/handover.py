@@ -96,7 +96,7 @@ class Sealer:
     def give(self, memory: Memory, layout: Layout) -> None:
         """Hands a state over, which is then sealed whatever becomes of this process; raises StorageError."""
         if self._process.poll() is not None:
-            self.end()
+            self._channel.close()
             self._start()
         if not self._is_ready:
             self._is_ready = bool(self._received(wait=True).get("ready"))
