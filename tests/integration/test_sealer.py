@@ -62,6 +62,8 @@ class Trainer:
         os.kill(sealer.pid, signum)
         if signum == signal.SIGSTOP:
             wait_halted(sealer.pid)
+        if signum == signal.SIGKILL:
+            wait_gone([sealer])
 
     def sealed(self) -> list[str]:
         return sorted(path.name for path in self.directory.glob("step-*"))
