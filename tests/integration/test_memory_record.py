@@ -85,7 +85,8 @@ def started() -> Iterator[list[Recording]]:
 
 
 def test_an_end_is_passed_on_and_marks_are_kept(tmp_path: Path) -> None:
-    seen = 'until grep -q ",sample,2," $0; do sleep 0.02; done'  # which is the second process
+    # Until a sample has seen the second process, which the wait is, and PSS, which is measured beside it.
+    seen = 'until grep -qE ",sample,2,[0-9]+,[0-9]+," $0; do sleep 0.02; done'
     script = f'echo one >&$STOKER_MARK_FD; printf "\\377 two" >&$STOKER_MARK_FD; {seen}; exit 7'
     ended = record(tmp_path / "x.csv", "--", "sh", "-c", script, str(tmp_path / "x.csv"))
     assert ended.returncode == 7

@@ -42,10 +42,15 @@ def tree_memory(pids: Collection[int], proc: Path = _PROC) -> TreeMemory:
 def proportional_bytes(pids: Collection[int]) -> int | None:
     """Returns the PSS of the processes, where a page counts once however many share it.
 
-    None where one is another user's, or ends just now. Waits for a process that holds its memory map.
+    None where one is another user's, or none is left. Waits for a process that holds its memory map.
     """
-    sizes = [pss_of(pid) for pid in pids]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    total = 0
+    for pid in pids:
+        size = pss_of(pid)
+        if size is None and _fields(_PROC / str(pid) / "status"):  # not one that has just ended
+            return None
+        total += size or 0
+    return total or None
 
 
 class PssWatch:

@@ -250,12 +250,13 @@ class Check:
         self._done += receipt.size
         if verdict != "true" and not self._stands(receipt):
             verdict = "passed"
+        is_first = not any(self.counts[other] for other in BAD)
+        self.counts[verdict] += 1  # before its line: an interrupt may come between
         if verdict in BAD:
             self._footer.clear()
-            if not any(self.counts[other] for other in BAD):
+            if is_first:
                 click.echo(ROW.format("verdict", "file", "why"))
             click.echo(one_line(ROW.format(verdict, receipt.file, reason).rstrip()))
-        self.counts[verdict] += 1
         if self.dispute and (verdict in ("wrong", "missing") or (verdict == "true" and receipt.rotten)):
             # Filed at once, so that an interrupted pass has reported its findings.
             asked = {"path": receipt.path, "sha256": receipt.sha256}
