@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -131,10 +129,8 @@ class TensorCopier(Copier):
 
     def copy(self, layout: Layout, memory: memoryview) -> None:
         if self._stream is None:
-            # Also the cores that training leaves to the sealer, which has nothing to do yet.
-            teams = max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
-            with ThreadPoolExecutor(teams) as pool:
-                list(pool.map(lambda part: _copy(part[0], memory[part[1] : part[2]]), layout.parts))
+            for part, start, end in layout.parts:
+                _copy(part, memory[start:end])
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
