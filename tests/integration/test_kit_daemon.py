@@ -114,6 +114,9 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def test_a_daemon_starts_quickly_stays_small_shows_itself_and_stops(house: House) -> None:
+    target = house.runtime / "targets" / f"house-{NAME}.json"
+    target.parent.mkdir(parents=True, mode=0o700)
+    target.write_text('[{"targets": ["127.0')  # torn, of a machine that lost its power
     daemon = house.start()
     body = wait_until(lambda: house.status()["body"].get("rounds", 0) > 1 and house.status()["body"])
     assert (body["daemon"], body["pipeline"], body["pid"]) == (NAME, "house", daemon.pid)
@@ -122,7 +125,6 @@ def test_a_daemon_starts_quickly_stays_small_shows_itself_and_stops(house: House
     assert status["running"] and status["state"] == "running" and status["pid"] == daemon.pid
     with urllib.request.urlopen(f"http://{status['metrics']}/metrics", timeout=10) as answer:
         assert b'stoker_events_total{event="daemon_started"} 1.0' in answer.read()
-    target = house.runtime / "targets" / f"house-{NAME}.json"
     found = json.loads(target.read_text())[0]
     assert found == {"targets": [status["metrics"]], "labels": {"pipeline": "house", "daemon": NAME}}
     assert stat.S_IMODE(target.stat().st_mode) == 0o644
