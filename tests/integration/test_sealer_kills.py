@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,40 +17,12 @@ from support.halting import halts_at, is_halted
 from support.processes import wait_gone
 from support.sites import SMALL_TRAINER
 from support.trainer_run import Inbox, TrainerRun
-from support.training import TRAINER, TrainPipeline, make_training, runs
-from support.waiting import LONG_S, wait_until
-
-SEALER = ("-m", "stoker.checkpoints.sealer")
-
-
-def sealers(run: TrainPipeline) -> list[ProcessId]:
-    return [process for process in run.processes() if runs(process, SEALER)]
+from support.training import SEALER, TrainPipeline, make_training, never_two, runs
+from support.waiting import wait_until
 
 
 def halted_sealer(run: TrainPipeline) -> ProcessId | None:
-    return next((each for each in sealers(run) if is_halted(each.pid)), None)
-
-
-@contextlib.contextmanager
-def never_two(run: TrainPipeline) -> Iterator[None]:
-    """Look all the time, and fail when there ever were two trainers or two sealers of the run."""
-    done, seen = threading.Event(), [0]
-
-    def look() -> None:
-        while not done.wait(0.05):
-            found = run.processes()
-            for module in (TRAINER, SEALER):
-                alike = [process for process in found if runs(process, module)]
-                seen[0] = max(seen[0], sum(process.alive() for process in alike))
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-    assert seen[0] == 1
+    return next((each for each in run.sealers() if is_halted(each.pid)), None)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +49,7 @@ def test_with_a_save_in_flight_a_kill_costs_at_most_that_save(
     run = make_training(shard_sets, tmp_path / "killed")
     daemon = run.start()
     try:
-        with never_two(run):
+        with never_two(run.trainers, run.sealers):
             sealer = wait_until(lambda: halted_sealer(run), what="a save in flight")
             dying = {"trainer": run.trainers(), "sealer": [sealer], "guard": run.guards()}
             for victim in victims.split():
@@ -119,13 +87,13 @@ def test_a_run_killed_sixty_times_equals_its_replay(
     run = make_training(shard_sets, tmp_path / "killed", **changes)
     daemon = run.start()
     try:
-        with never_two(run):
+        with never_two(run.trainers, run.sealers):
             for kill in range(kills):
                 if kill % 2 == 0:
                     sealer = wait_until(lambda: halted_sealer(run), 60, "a save in flight")
                 else:
                     run.wait_for_step(kill * 2 * every + chance.randrange(1, 2 * every))
-                    sealer = wait_until(lambda: sealers(run), what="a sealer")[0]
+                    sealer = wait_until(run.sealers, what="a sealer")[0]
                 dying = [*run.trainers()[:1], *run.guards()[:1], sealer]
                 for victim in chance.choice(([dying[0]], dying[1:2], dying[-1:], dying[:2], dying)):
                     signal_process(victim, signal.SIGKILL)
@@ -184,25 +152,31 @@ def test_a_disk_that_stays_full_is_told_at_the_first_save_and_ends_the_trainer_a
         subprocess.run(["umount", run.layout.checkpoints], check=True)
 
 
+def waits_for_the_sealer(last: list[dict[str, str]]) -> bool:
+    """Whether the trainer's last word is of the save at step 14, which waits for that of step 7."""
+    return bool(last) and (last[0]["PHASE"], last[0].get("STEP")) == ("checkpoint", "14")
+
+
 def test_a_sealer_that_stands_still_holds_up_the_next_save_alone_and_its_checkpoint_is_of_its_step(
     tmp_path: Path,
 ) -> None:
     cadence = {"every_s": None, "every_steps": 7}
     both = {name: TrainerRun(tmp_path / name, steps=20) for name in ("peaceful", "halted")}
+    inbox = Inbox(tmp_path / "notify.sock")
     for name, run in both.items():
         run.plan(200)
         environ = halts_at(tmp_path / "halts", ["begun-7"]) if name == "halted" else None
-        trainer = run.start(checkpoint=cadence, environ=environ)
+        trainer = run.start(checkpoint=cadence, environ=environ, socket_path=inbox.path)
         if name == "halted":
-            wait_until(lambda run=run: run.last_step() == 14, what="the next save")
+            wait_until(lambda: waits_for_the_sealer(inbox.read()[-1:]), what="the next save")
             found = processes_with_environment("STOKER_RUN_DIR", str(run.layout.root))
             (sealer,) = [each for each in found if runs(each, SEALER)]
             assert run.checkpoints() == []
-            time.sleep(0.5)
             assert run.last_step() == 14 and trainer.poll() is None, "it waits"
             assert is_halted(sealer.pid)
             os.kill(sealer.pid, signal.SIGCONT)
-        assert trainer.wait(LONG_S) == 0, run.errors.read_text()
+        assert inbox.until_end(trainer) == 0, run.errors.read_text()
+    inbox.close()
     ours, theirs = (both[name].checkpoints() for name in ("halted", "peaceful"))
     assert [path.name for path in ours] == ["step-000000007", "step-000000014", "step-000000020"]
     for one, other in zip(ours, theirs, strict=True):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,30 +12,10 @@ from stoker.kit.process import ProcessId, signal_process
 from stoker.store.layout import TRAIN_SUPERVISOR
 from support.halting import halts_at, is_halted
 from support.processes import ENDING_S, wait_gone
-from support.training import TrainPipeline, make_training
+from support.training import TrainPipeline, make_training, never_two
 from support.waiting import wait_until
 
 SAVED_EVERY = 10
-
-
-@contextlib.contextmanager
-def never_two(run: TrainPipeline) -> Iterator[None]:
-    """Look all the time, and fail when there ever were two trainers of the run."""
-    done, most = threading.Event(), [0]
-
-    def look() -> None:
-        while not done.wait(0.1):
-            # Found one after the other: the first may have ended before the second began.
-            most[0] = max(most[0], sum(trainer.alive() for trainer in run.trainers()))
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-    assert most[0] <= 1, f"{most[0]} trainers at once"
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
@@ -55,7 +32,7 @@ def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_bytes_an
     run = make_training(shard_sets, tmp_path / "killed", with_torch=True)
     daemon = run.start()
     try:
-        with never_two(run):
+        with never_two(run.trainers):
             evaluating = wait_until(lambda: halted_trainer(run), what="the first evaluation")
             told = "evaluating the held-out loss: step 0 of 60"
             wait_until(lambda: run.data.status(TRAIN_SUPERVISOR)["text"].startswith(told), what="the status")
@@ -97,7 +74,7 @@ def test_when_guard_and_supervisor_are_killed_in_turn_the_trainer_saves_and_the_
     first = run.start()
     second = None
     try:
-        with never_two(run):
+        with never_two(run.trainers):
             run.wait_for_step(5)
             before = run.processes()
             for guard in run.guards():

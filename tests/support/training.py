@@ -8,7 +8,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from support.sites import SMALL_TRAINER
 from support.waiting import LONG_S, wait_until
 
 TRAINER = ("-m", "stoker.training.trainer")
+SEALER = ("-m", "stoker.checkpoints.sealer")
 GUARD = ("-m", "stoker.kit.guard")
 
 
@@ -86,6 +88,10 @@ class TrainPipeline:
         """The live trainers."""
         return [process for process in self.processes() if runs(process, TRAINER)]
 
+    def sealers(self) -> list[ProcessId]:
+        """The live sealers."""
+        return [process for process in self.processes() if runs(process, SEALER)]
+
     def guards(self) -> list[ProcessId]:
         """The live guards."""
         return [process for process in self.processes() if runs(process, GUARD)]
@@ -107,6 +113,27 @@ class TrainPipeline:
             file.name: hashlib.sha256(file.read_bytes()).hexdigest()
             for file in sorted(newest.glob("*.safetensors"))
         }
+
+
+@contextlib.contextmanager
+def never_two(*found: Callable[[], list[ProcessId]]) -> Iterator[None]:
+    """Look all the time, and fail when any of these ever found two live processes at once."""
+    done, most = threading.Event(), [0] * len(found)
+
+    def look() -> None:
+        while not done.wait(0.05):
+            for number, find in enumerate(found):
+                # Found one after the other: the first may have ended before the second began.
+                most[number] = max(most[number], sum(process.alive() for process in find()))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    assert most == [1] * len(found), f"{most} at once"
 
 
 def runs(process: ProcessId, module: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import signal
 import sys
@@ -44,7 +45,7 @@ def say(text: str) -> None:
         return
 
 
-class Recorder:
+class Recorder(abc.ABC):
     """What both kinds of recording have in common: the waiting, the sampling, the rows."""
 
     def __init__(self, file: RecordingFile, every_s: float, what: str) -> None:
@@ -77,23 +78,28 @@ class Recorder:
         self._gpus.close()
         return self._exit_code()
 
+    @abc.abstractmethod
     def _tree(self) -> list[ProcessId]:
-        raise NotImplementedError
+        """Returns the processes to measure."""
 
+    @abc.abstractmethod
     def _is_over(self) -> bool:
-        raise NotImplementedError
+        """Whether the recording has come to its end."""
 
     def _patience_s(self) -> float:
         return self._every_s
 
+    @abc.abstractmethod
     def _signalled(self, arrived: Arrived) -> None:
-        raise NotImplementedError
+        """Handles a signal that came to the recorder."""
 
+    @abc.abstractmethod
     def _finish(self) -> None:
-        raise NotImplementedError
+        """Writes the last row."""
 
+    @abc.abstractmethod
     def _exit_code(self) -> int:
-        raise NotImplementedError
+        """Returns the exit code to pass on."""
 
     def _heard(self, tag: str) -> None:
         if tag == "gpu":
