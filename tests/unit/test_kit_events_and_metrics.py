@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +171,7 @@ def test_metrics_are_served_on_loopback_and_nothing_else_is(metrics: Metrics, ad
         pytest.skip("this machine has no IPv6")
     place = metrics.serve(address, 0)
     metrics.answer()
+    assert urllib.parse.urlsplit(f"//{place}").hostname == address, "Prometheus wants brackets around IPv6"
     with urllib.request.urlopen(f"http://{place}/metrics", timeout=10) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         assert b"stoker_build_info{" in answer.read()
