@@ -16,9 +16,10 @@ from stoker.checkpoints.saver import Saver
 from stoker.checkpoints.seal import tensor_files
 from stoker.training.device import Compute
 from stoker.training.model import Model, Shape, initialize
-from stoker.training.optimizer import AdamW, training_step
+from stoker.training.optimizer import AdamW
 from stoker.training.saving import TensorCopier
 from stoker.training.state import model_tensors, named, optimizer_tensors
+from stoker.training.step import training_step
 
 SHAPE = Shape(16384, 64, 12, 768, 12, 12, 2048, 10000.0, 1e-5, True)  # 97.5 M parameters
 STEPS = int(os.environ.get("STOKER_BENCH_STEPS", "12"))  # before each save, and after its seal

@@ -23,7 +23,7 @@ from stoker.store.record import write_record
 from stoker.training import device, state
 from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
-from stoker.training.loop import load
+from stoker.training.load import load
 from stoker.training.model import Model, Shape, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop

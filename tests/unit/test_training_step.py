@@ -11,7 +11,9 @@ from torch import nn
 from stoker.store.errors import DataError
 from stoker.training.device import Compute, choose_micro_batch
 from stoker.training.model import Model, Shape, initialize
-from stoker.training.optimizer import AdamW, Schedule, clip_gradients, training_step
+from stoker.training.optimizer import AdamW
+from stoker.training.schedule import Schedule
+from stoker.training.step import clip_gradients, training_step
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)

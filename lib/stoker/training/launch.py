@@ -49,6 +49,8 @@ class Launch:
     precision: str
     deterministic: bool
     threads: int | None
+    numerics: Mapping[str, Any] | None  # the run's own (see `numerics`); None: a new run resolves them
+    eot: int  # the end-of-text token; it begins each document
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
@@ -98,6 +100,8 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
     return Launch(
         **{field: record[field] for field in _AS_WRITTEN},
         id=record["launch"],
+        numerics=record.get("numerics"),
+        eot=record.get("eot", 0),
         layout=layout,
         plan=Path(environ.get("STOKER_PLAN") or layout.plan),
         timelines=Path(environ.get("STOKER_TIMELINES") or layout.timelines),

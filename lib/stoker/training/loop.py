@@ -18,21 +18,21 @@ from torch import Tensor
 
 from stoker.checkpoints.handover import File, Sealer
 from stoker.checkpoints.saver import Saver
-from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError
-from stoker.store.log import GENESIS
 from stoker.store.record import utc_now
-from stoker.training import device, state
+from stoker.training import device
 from stoker.training.batches import Batch, Batches
 from stoker.training.device import Compute
-from stoker.training.evaluate import evaluate, open_heldout
+from stoker.training.evaluate import evaluate
 from stoker.training.launch import Launch
 from stoker.training.metrics_log import MetricsLog
-from stoker.training.model import Model, Shape, initialize
-from stoker.training.optimizer import AdamW, Schedule, training_step
+from stoker.training.model import Model
+from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.saving import TensorCopier, contents
+from stoker.training.schedule import Schedule
 from stoker.training.state import Progress
+from stoker.training.step import training_step
 
 PLAN_POLL_S = 0.2
 PLAN_WORD_S = 1.0
@@ -261,55 +261,3 @@ class Training:
             "val_loss": self.progress.val_loss,
             "position": f"{entry},{offset}",
         }
-
-
-def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Training:
-    """Returns the training of a launch, restored from its checkpoint if the launch has one.
-
-    Raises ConfigError for a checkpoint of another configuration, DataError for a wrong plan or wrong data.
-    """
-    compute = device.set_up(
-        launch.precision, deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed
-    )
-    timelines = read_timelines(launch.timelines)
-    body: dict[str, Any] | None = None
-    if launch.resume_from is not None:
-        body = state.read_checkpoint(launch.resume_from, launch)
-    batches = Batches(
-        launch.plan,
-        launch.shards_root,
-        position=state.position_of(body),
-        size=launch.global_batch,
-        vocab_size=launch.vocab_size,
-        skips=skips(timelines, launch.timeline),
-    )
-    if body is not None and body["plan_head"] not in (GENESIS, *batches.plan.hashes):
-        raise DataError(
-            f"{launch.plan} does not continue the plan that {launch.resume_from} was trained by (its head is "
-            f"{body['plan_head']}); put back the copy in that checkpoint"
-        )
-    # Rotary tables for every length: of planned entries, of future entries, of the held-out windows.
-    longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
-    model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
-    if launch.resume_from is None:
-        initialize(model, launch.seed)
-    model.to(compute.device)
-    betas = launch.optimizer["betas"]
-    optimizer = AdamW(model, betas=(betas[0], betas[1]), weight_decay=launch.optimizer["weight_decay"])
-    progress = Progress()
-    if launch.resume_from is not None and body is not None:
-        progress = state.restore(launch.resume_from, body, model, optimizer)
-    heldout = None
-    if launch.heldout is not None:
-        heldout = open_heldout(
-            launch.heldout.file,
-            sha256=launch.heldout.sha256,
-            windows=launch.heldout.windows,
-            seq_len=launch.heldout.seq_len,
-            dtype=launch.dtype,
-        )
-    history = ancestry(timelines, launch.timeline)
-    metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=progress.step)
-    return Training(
-        launch, model, optimizer, compute, progress, batches, heldout, metrics, protocol, stop, sealer
-    )

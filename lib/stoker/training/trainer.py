@@ -51,7 +51,7 @@ def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
     # It starts while torch is loaded, and keeps the run locked while it seals what a dead trainer left it.
     sealer = Sealer(launch.layout.checkpoints, launch.id, keeps=(lock.fileno(),))
     try:
-        from stoker.training.loop import load  # noqa: PLC0415 - torch takes seconds; see the first lines
+        from stoker.training.load import load  # noqa: PLC0415 - torch takes seconds; see the first lines
 
         training = load(launch, protocol, stop, sealer)
         stop.at_once = False

@@ -7,7 +7,7 @@ import types
 from pathlib import Path
 
 if os.environ.get("STOKER_TEST_TRAINER") == "small" and "stoker.training.trainer" in sys.orig_argv[1:4]:
-    loading = types.ModuleType("stoker.training.loop")
+    loading = types.ModuleType("stoker.training.load")
     # Imported when it is asked for, as torch is: a stop must work meanwhile.
     loading.__getattr__ = lambda name: getattr(importlib.import_module("unigram"), name)
     sys.path.append(str(Path(__file__).parent))
