@@ -15,9 +15,10 @@ from stoker.checkpoints.handover import Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.checkpoints.seal import tensor_files
 from stoker.training.device import Compute
-from stoker.training.model import Model, Shape, initialize
+from stoker.training.model import Model, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.saving import TensorCopier
+from stoker.training.shape import Shape
 from stoker.training.state import model_tensors, named, optimizer_tensors
 from stoker.training.step import training_step
 

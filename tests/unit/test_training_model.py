@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from stoker.store.errors import ConfigError
-from stoker.training.model import Model, RMSNorm, Shape, initialize, rotary_tables, rotate
+from stoker.training.attention import RMSNorm, rotary_tables, rotate
+from stoker.training.model import Model, initialize
+from stoker.training.shape import Shape
 
 SHAPE = Shape(
     vocab_size=50,

@@ -24,11 +24,12 @@ from stoker.training import device, state
 from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
-from stoker.training.model import Model, Shape, initialize
+from stoker.training.model import Model, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.sampling import Sampling, TextModel, pick
 from stoker.training.saving import TensorCopier, contents, log_up_to
+from stoker.training.shape import Shape
 from stoker.training.state import Progress
 from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
 

@@ -10,9 +10,10 @@ from torch import nn
 
 from stoker.store.errors import DataError
 from stoker.training.device import Compute, choose_micro_batch
-from stoker.training.model import Model, Shape, initialize
+from stoker.training.model import Model, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.schedule import Schedule
+from stoker.training.shape import Shape
 from stoker.training.step import clip_gradients, training_step
 
 CPU = Compute(torch.device("cpu"), bf16=False)

@@ -14,9 +14,10 @@ from stoker.training.evaluate import open_heldout
 from stoker.training.launch import Launch
 from stoker.training.loop import Training
 from stoker.training.metrics_log import MetricsLog
-from stoker.training.model import Model, Shape, initialize
+from stoker.training.model import Model, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
+from stoker.training.shape import Shape
 from stoker.training.state import Progress
 
 

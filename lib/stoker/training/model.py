@@ -1,104 +1,18 @@
 """The model: a decoder-only transformer with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
-Shapes in comments: B sequences, T tokens, C width, H query heads, K key/value heads, D = C / H, V vocabulary.
+Shapes in comments: B sequences, T tokens, C width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.store.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The shape of a model, which decides its parameters; the names are those of model.json."""
-
-    vocab_size: int
-    seq_len: int  # in tokens: the length of the rotary tables
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    ffn_width: int
-    rope_theta: float
-    norm_eps: float
-    tie_embeddings: bool
-
-    @classmethod
-    def parse(cls, model: Mapping[str, Any], *, vocab_size: int, seq_len: int) -> Shape:
-        """Returns the shape of a model mapping; raises ConfigError for contradicting numbers."""
-        names = [field.name for field in fields(cls) if field.name not in ("vocab_size", "seq_len")]
-        if missing := [name for name in names if name not in model]:
-            raise ConfigError(f"the model lacks {', '.join(missing)}")
-        shape = cls(vocab_size=vocab_size, seq_len=seq_len, **{name: model[name] for name in names})
-        if shape.width % shape.heads or (shape.width // shape.heads) % 2 or shape.heads % shape.kv_heads:
-            raise ConfigError(
-                f"model width {shape.width}, heads {shape.heads}, kv_heads {shape.kv_heads}: "
-                "width / heads must be a whole even number and kv_heads must divide heads"
-            )
-        return shape
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich 2019), without subtracting the mean, without bias."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-
-
-def rotary_tables(seq_len: int, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Returns float32 cosines and sines (T, D) of angle position * theta^(-2i/D), pair i (Su et al. 2021).
-
-    Pair i is the dimensions i and i + D/2: both halves of a row hold the same angles, and the first half of
-    the sines has the rotation's minus sign.
-    """
-    half = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-half)  # (T, D/2)
-    cos, sin = angles.cos().float(), angles.sin().float()
-    return torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates each pair (i, i + D/2) of x (..., T, D) by its position's angle: q.k depends on the lag alone.
-
-    Computes in float32 for any x: with cosines rounded to bfloat16, q.k would also depend on the position.
-    """
-    first, second = x.float().chunk(2, dim=-1)
-    return (x * cos + torch.cat((second, first), dim=-1) * sin).type_as(x)
-
-
-class Attention(nn.Module):
-    """Causal self-attention; each key/value head serves a group of query heads (Ainslie et al. 2023)."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = shape.heads, shape.kv_heads
-        self.head_width = shape.width // shape.heads
-        self.qkv = nn.Linear(shape.width, (self.heads + 2 * self.kv_heads) * self.head_width, bias=False)
-        self.out = nn.Linear(shape.width, shape.width, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(x).view(batch, length, -1, self.head_width).transpose(1, 2)  # (B, H + 2K, T, D)
-        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        grouped = self.kv_heads != self.heads
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # (B, H, T, D)
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return mixed
+from stoker.training.attention import Attention, RMSNorm, rotary_tables
+from stoker.training.shape import Shape
 
 
 class SwiGLU(nn.Module):

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
-from stoker.training.model import Model, Shape
+from stoker.training.model import Model
+from stoker.training.shape import Shape
 from stoker.training.state import load_parameters, read_json
 
 

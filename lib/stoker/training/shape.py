@@ -1,0 +1,39 @@
+"""The shape of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from stoker.store.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a model, which decides its parameters; the names are those of model.json."""
+
+    vocab_size: int
+    seq_len: int  # in tokens: the length of the rotary tables
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    ffn_width: int
+    rope_theta: float
+    norm_eps: float
+    tie_embeddings: bool
+
+    @classmethod
+    def parse(cls, model: Mapping[str, Any], *, vocab_size: int, seq_len: int) -> Shape:
+        """Returns the shape of a model mapping; raises ConfigError for contradicting numbers."""
+        names = [field.name for field in fields(cls) if field.name not in ("vocab_size", "seq_len")]
+        if missing := [name for name in names if name not in model]:
+            raise ConfigError(f"the model lacks {', '.join(missing)}")
+        shape = cls(vocab_size=vocab_size, seq_len=seq_len, **{name: model[name] for name in names})
+        if shape.width % shape.heads or (shape.width // shape.heads) % 2 or shape.heads % shape.kv_heads:
+            raise ConfigError(
+                f"model width {shape.width}, heads {shape.heads}, kv_heads {shape.kv_heads}: "
+                "width / heads must be a whole even number and kv_heads must divide heads"
+            )
+        return shape
