@@ -36,7 +36,7 @@ def begun(pipeline: DataPipeline, pin: DatasetPin) -> None:
     write_record(layout.record, RunRecord(identity).body())
     newest = layout.checkpoints / "step-000000010"
     newest.mkdir()
-    (newest / "model.json").write_text(json.dumps(pipeline.pipeline.train.model.model_dump(mode="json")))
+    (newest / "model.json").write_text(json.dumps(pipeline.pipeline.train.model.body()))
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,7 @@ def test_what_is_right_is_right_for_the_check(
         ),
         (lambda body: body["stage"].update(free_floor="900TiB"), "to stay free on a hot disk", STAGE_SHARD),
         (lambda body: body["train"]["model"].update(layers=2), "layers is 1 in its newest checkpoint", None),
+        (lambda body: body["train"]["model"].update(qk_norm=True), "qk_norm is False in its newest", None),
     ],
 )
 def test_what_is_wrong_is_wrong_for_the_check_the_run_and_the_daemon_it_concerns(

@@ -43,6 +43,13 @@ def test_a_minimal_file_gets_the_defaults_and_absolute_paths(tmp_path: Path) -> 
     assert pipeline.train.model == ModelShape(layers=2, width=96, heads=4, kv_heads=4, ffn_width=256)
 
 
+def test_a_model_in_a_record_leaves_out_the_later_keys_that_are_off() -> None:
+    numbers = {"layers": 2, "width": 96, "heads": 4, "kv_heads": 4, "ffn_width": 256}
+    first = {**numbers, "rope_theta": 10000.0, "norm_eps": 1e-5, "tie_embeddings": False}
+    assert ModelShape(**numbers, tie_embeddings=False).body() == first
+    assert ModelShape(**numbers, tie_embeddings=False, qk_norm=True).body() == {**first, "qk_norm": True}
+
+
 def test_a_pipeline_is_frozen(tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
         load_text(tmp_path, MINIMAL).train.steps = 11

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -178,6 +178,18 @@ class ModelShape(Section):
     rope_theta: PositiveNumber = 10_000.0
     norm_eps: PositiveNumber = 1e-5
     tie_embeddings: Flag = True
+    qk_norm: Flag = False  # RMSNorm of each query and key head, before RoPE
+    document_mask: Flag = False  # no attention across an end-of-text token
+
+    def body(self) -> dict[str, Any]:
+        """Returns the model of launch.json and model.json, which leave out a later key that is off.
+
+        A run that began before there was such a key keeps its digest and its checkpoints.
+        """
+        later = ("qk_norm", "document_mask")
+        return {
+            key: value for key, value in self.model_dump(mode="json").items() if value or key not in later
+        }
 
 
 class Optimizer(Section):

@@ -5,6 +5,8 @@ Shapes in comments: B sequences, T tokens, C width, H query heads, K key/value h
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
@@ -45,8 +47,60 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((second, first), dim=-1) * sin).type_as(x)
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Which tokens of a micro-batch attend to each other: as a dense mask, or as packed sequences."""
+
+    allowed: Tensor | None = None  # bool (B, 1, T, T): the query in a row sees the key in a column
+    starts: Tensor | None = None  # int32 (N + 1): of each document in the B * T tokens, then B * T
+
+
+class DocumentMask:
+    """Keeps documents apart: a token attends to earlier tokens of its own document alone.
+
+    An end-of-text token begins a document. What a window has before its first one is the rest of a document
+    that began earlier. `varlen` is for bfloat16 on CUDA; the dense mask is for any device and precision.
+    """
+
+    def __init__(self, eot: int, *, varlen: bool) -> None:
+        self._eot, self._varlen = eot, varlen
+
+    def __call__(self, ids: Tensor) -> Documents:
+        """Returns the documents of ids (B, T)."""
+        begins = ids == self._eot
+        if not self._varlen:
+            numbers = begins.cumsum(1)
+            same = numbers[:, :, None] == numbers[:, None, :]
+            return Documents(allowed=same.tril().unsqueeze(1))
+        begins[:, 0] = True
+        starts = begins.flatten().nonzero().flatten()
+        # Empty documents fill up to a power of two: compiled blocks meet few sizes.
+        size = 1 << len(starts).bit_length()
+        return Documents(starts=F.pad(starts, (0, size - len(starts)), value=ids.numel()).int())
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> Tensor:
+    """Returns the causal attention (B, H, T, D) of queries (B, H, T, D) to keys and values (B, K, T, D)."""
+    grouped = q.shape[1] != k.shape[1]
+    if documents is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    if documents.starts is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=documents.allowed, enable_gqa=grouped)
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - few runs need it
+
+    starts, length = documents.starts, q.shape[2]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, heads, D)
+    y = varlen_attn(q, k, v, starts, starts, length, length, window_size=(-1, 0), enable_gqa=grouped)
+    assert isinstance(y, Tensor)
+    return y.view(-1, length, *y.shape[1:]).transpose(1, 2)
+
+
 class Attention(nn.Module):
-    """Causal self-attention; each key/value head serves a group of query heads (Ainslie et al. 2023)."""
+    """Causal self-attention; each key/value head serves a group of query heads (Ainslie et al. 2023).
+
+    With `qk_norm` each query and key head is normalized before its rotation (Henry et al. 2020): no
+    product of the two can grow without bound.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -54,13 +108,18 @@ class Attention(nn.Module):
         self.head_width = shape.width // shape.heads
         self.qkv = nn.Linear(shape.width, (self.heads + 2 * self.kv_heads) * self.head_width, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
+        self.q_norm = RMSNorm(self.head_width, shape.norm_eps) if shape.qk_norm else None
+        self.k_norm = RMSNorm(self.head_width, shape.norm_eps) if shape.qk_norm else None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        heads = self.qkv(x).view(batch, length, -1, self.head_width).transpose(1, 2)  # (B, H + 2K, T, D)
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns rotated queries (B, H, T, D), rotated keys and values (B, K, T, D) of x (B, T, C)."""
+        heads = self.qkv(x).view(*x.shape[:2], -1, self.head_width).transpose(1, 2)  # (B, H + 2K, T, D)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        grouped = self.kv_heads != self.heads
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)  # (B, H, T, D)
-        mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Documents | None = None) -> Tensor:
+        y = attend(*self.project(x, cos, sin), documents)
+        mixed: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
         return mixed

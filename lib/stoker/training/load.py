@@ -8,7 +8,8 @@ from stoker.checkpoints.handover import Sealer
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.log import GENESIS
-from stoker.training import device, state
+from stoker.training import device, numerics, state
+from stoker.training.attention import DocumentMask
 from stoker.training.batches import Batches
 from stoker.training.evaluate import open_heldout
 from stoker.training.launch import Launch
@@ -49,6 +50,9 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     # Rotary tables for every length: of planned entries, of future entries, of the held-out windows.
     longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
     model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
+    if model.shape.document_mask:
+        varlen = numerics.attention_kernel(launch, compute) == "varlen_documents"
+        model.mask = DocumentMask(launch.eot, varlen=varlen)
     if launch.resume_from is None:
         initialize(model, launch.seed)
     model.to(compute.device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.training.attention import Attention, RMSNorm, rotary_tables
+from stoker.training.attention import Attention, DocumentMask, Documents, RMSNorm, rotary_tables
 from stoker.training.shape import Shape
 
 
@@ -39,14 +39,17 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(shape.width, shape.norm_eps)
         self.ffn = SwiGLU(shape.width, shape.ffn_width)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Documents | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, documents)
         y: Tensor = x + self.ffn(self.ffn_norm(x))
         return y
 
 
 class Model(nn.Module):
-    """Maps token ids (B, T) to the logits (B, T, V) of each next token."""
+    """Maps token ids (B, T) to the logits (B, T, V) of each next token.
+
+    `mask` keeps the documents of a window apart; None where a window is one document.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -54,6 +57,7 @@ class Model(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.mask: DocumentMask | None = None
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
@@ -65,9 +69,10 @@ class Model(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
+        documents = None if self.mask is None else self.mask(ids)
         x = self.embedding(ids)  # (B, T, C)
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, documents)
         return F.linear(self.norm(x), self.embedding.weight if self.head is None else self.head.weight)
 
     def loss_sum(self, windows: Tensor) -> Tensor:

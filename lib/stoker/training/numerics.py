@@ -24,7 +24,7 @@ class Numerics:
     optimizer: str  # the kernel: "adamw_loop" (before there were numerics)
     loss: str  # "cross_entropy" (whole logits)
     loss_chunk: int | None  # in tokens; None: all at once
-    attention: str  # "sdpa"
+    attention: str  # "sdpa", with a document mask "sdpa_documents" (dense) or "varlen_documents" (CUDA)
     compile: str  # "none" or "blocks"
     recompute: str  # "none" or "blocks"
     tf32: bool
@@ -57,7 +57,13 @@ LEGACY: Mapping[str, Any] = {
 def resolve(launch: Launch, compute: Compute, micro_batch: int) -> Numerics:
     """Returns the numerics of a launch: the run's own kernels where it has any, on the machine of now."""
     kept = dict(launch.numerics or {})
-    chosen = {**LEGACY, "precision": compute.precision, "micro_batch": micro_batch, **kept}
+    chosen = {
+        **LEGACY,
+        "precision": compute.precision,
+        "micro_batch": micro_batch,
+        "attention": attention_kernel(launch, compute),
+        **kept,
+    }
     return Numerics(**{**chosen, **machine(compute)})
 
 
@@ -71,3 +77,10 @@ def machine(compute: Compute) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
     }
+
+
+def attention_kernel(launch: Launch, compute: Compute) -> str:
+    """Returns the kernel of a new run; flash attention over packed documents knows no float32."""
+    if not launch.model.get("document_mask"):
+        return "sdpa"
+    return "varlen_documents" if compute.device.type == "cuda" and compute.bf16 else "sdpa_documents"

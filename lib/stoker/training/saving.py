@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def contents(
         *tensor_files("model", named(model_tensors(model))),
         *tensor_files("optimizer", named(optimizer_tensors(optimizer))),
         ("trainer.json", [canonical_json(trainer)]),
-        ("model.json", [canonical_json({"v": 1, **asdict(model.shape)})]),
+        ("model.json", [canonical_json({"v": 1, **model.shape.body()})]),
         ("tokenizer.json", [launch.tokenizer_file.read_bytes()]),
         ("plan.jsonl", [log_up_to(launch.plan, plan_head)]),
         ("timelines.jsonl", [launch.timelines.read_bytes() if launch.timelines.exists() else b""]),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from stoker.store.errors import ConfigError
+
+LATER = ("qk_norm", "document_mask")  # keys that models of earlier versions do not have
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,24 @@ class Shape:
     rope_theta: float
     norm_eps: float
     tie_embeddings: bool
+    qk_norm: bool = False
+    document_mask: bool = False
 
     @classmethod
     def parse(cls, model: Mapping[str, Any], *, vocab_size: int, seq_len: int) -> Shape:
         """Returns the shape of a model mapping; raises ConfigError for contradicting numbers."""
         names = [field.name for field in fields(cls) if field.name not in ("vocab_size", "seq_len")]
-        if missing := [name for name in names if name not in model]:
+        if missing := [name for name in names if name not in model and name not in LATER]:
             raise ConfigError(f"the model lacks {', '.join(missing)}")
-        shape = cls(vocab_size=vocab_size, seq_len=seq_len, **{name: model[name] for name in names})
+        given = {name: model[name] for name in names if name in model}
+        shape = cls(vocab_size=vocab_size, seq_len=seq_len, **given)
         if shape.width % shape.heads or (shape.width // shape.heads) % 2 or shape.heads % shape.kv_heads:
             raise ConfigError(
                 f"model width {shape.width}, heads {shape.heads}, kv_heads {shape.kv_heads}: "
                 "width / heads must be a whole even number and kv_heads must divide heads"
             )
         return shape
+
+    def body(self) -> dict[str, Any]:
+        """Returns the shape as model.json has it: without a later key that is off."""
+        return {name: value for name, value in asdict(self).items() if value or name not in LATER}

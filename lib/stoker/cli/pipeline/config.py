@@ -148,9 +148,10 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
         yield Fault(("train", "run"), why)
     began = _newest_model(layout.checkpoints)
     changes = [
-        f"{key} is {began[key]} in its newest checkpoint and {value} now"
+        f"{key} is {was} in its newest checkpoint and {value} now"
         for key, value in pipeline.train.model.model_dump(mode="json").items()
-        if key in began and began[key] != value
+        # model.json leaves out a key that is off.
+        if began and (was := began.get(key, False)) != value
     ]
     if changes:
         advice = "Put the old value back, or begin another run with another train.run"

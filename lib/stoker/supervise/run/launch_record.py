@@ -53,7 +53,7 @@ def launch_body(
     windows that are read have that of their plan entry, and the held-out windows have their own.
     """
     train, identity, held = pipeline.train, record.identity, record.heldout
-    model = train.model.model_dump(mode="json")
+    model = train.model.body()
     layout = pipeline.layout.run(identity.run)
     return {
         "v": 1,
