@@ -10,9 +10,9 @@ from stokerd.supervision.loop import main as supervise
 
 
 def main() -> int:
-    """Runs `stoker-train-supervisor FILE [--once]`; returns the exit code."""
+    """Runs `stoker-train-supervisor FILE [--once] [--until STEP]`; returns the exit code."""
     about = "Plan the data, launch and watch the trainer, prove its checkpoints, resume after every stop."
-    return daemon_main(TRAIN_SUPERVISOR, supervise, sys.argv[1:], about=about)
+    return daemon_main(TRAIN_SUPERVISOR, supervise, sys.argv[1:], about=about, takes_until=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`stoker run`: the whole pipeline in the foreground, from parquet to a trained run, and its ends.
+"""`stoker run`: the whole pipeline in the foreground, from parquet to a trained run, and its ends; and `stoker train`.
 
 The first test trains with the built-in trainer, the others with the small one.
 """
@@ -35,16 +35,16 @@ STOKER = str(Path(sys.executable).parent / "stoker")
 
 
 class StokerRun:
-    """`stoker run` as a process of its own; what it prints is kept in a file."""
+    """`stoker run` (or train) as a process of its own; what it prints is kept in a file."""
 
-    def __init__(self, pipeline: DataPipeline, *options: str) -> None:
+    def __init__(self, pipeline: DataPipeline, *options: str, command: str = "run") -> None:
         self.training = TrainPipeline(pipeline)
         self.layout = pipeline.pipeline.layout
         self.mark = str(pipeline.home)
         self.printed = pipeline.home / "printed"
         with self.printed.open("ab") as stream, self.training.trainer():
             self.process = subprocess.Popen(
-                [STOKER, "run", str(pipeline.file), *options],
+                [STOKER, command, str(pipeline.file), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -79,8 +79,8 @@ class StokerRun:
 def started() -> Iterator[Any]:
     runs: list[StokerRun] = []
 
-    def start(pipeline: DataPipeline, *options: str) -> StokerRun:
-        runs.append(StokerRun(pipeline, *options))
+    def start(pipeline: DataPipeline, *options: str, command: str = "run") -> StokerRun:
+        runs.append(StokerRun(pipeline, *options, command=command))
         return runs[-1]
 
     yield start
@@ -283,4 +283,36 @@ def test_a_run_that_fails_ends_it_with_the_reason(shard_sets: Path, tmp_path: Pa
     run = started(pipeline, "--until-done")
     assert run.process.wait(LONG_S) == 65, run.said()
     assert "fewer than one window" in run.said()
+    wait_gone(run.everyone(), ENDING_S)
+
+
+def test_training_by_hand_is_the_one_supervisor_and_ends_where_it_is_told(
+    shard_sets: Path, tmp_path: Path, started: Any
+) -> None:
+    pipeline = pipeline_of_sets(shard_sets, tmp_path / "by-hand", train__steps=100_000)
+    run = started(pipeline, command="train")
+    run.training.wait_for_step(3, timeout_s=90)
+    supervisor = run.daemon(TRAIN_SUPERVISOR)
+    assert supervisor is not None
+
+    second, daemon = started(pipeline, command="train"), run.training.once()
+    assert second.process.wait(LONG_S) == daemon.returncode == 75
+    assert f"train_supervisor (pid {supervisor.pid}, since" in second.said()
+    assert f"train_supervisor (pid {supervisor.pid}, since" in daemon.stderr
+    assert run.process.poll() is None
+
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(LONG_S) == 0
+    reached = run.training.last_step()
+    assert run.training.checkpoints()[-1] == f"step-{reached:09d}"
+    for words in (f"step        {reached} of 100,000\n", f"checkpoint  step {reached}: ", "trainer_launched"):
+        assert words in run.said()
+
+    until = reached + 7
+    for _ in range(2):  # the second has nothing left to do
+        again = started(pipeline, "--until", str(until), command="train")
+        assert again.process.wait(LONG_S) == 0, again.said()
+        assert run.training.checkpoints()[-1] == f"step-{until:09d}"
+    assert [event["resume_step"] for event in run.training.events("trainer_launched")] == [0, reached]
+    assert run.training.last_step() == until
     wait_gone(run.everyone(), ENDING_S)

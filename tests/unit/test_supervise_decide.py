@@ -235,6 +235,9 @@ def waiting(**changes: Any) -> RunState:
         (waiting(rollbacks=("r",)), {}, do.Enter(Phase.CLEANING)),
         (waiting(), {"newest": OLDER}, do.Enter(Phase.CLEANING)),  # never from an older one in silence
         (waiting(), {"is_stopping": True}, do.End(0)),
+        (waiting(keep_at=NOW), {"until": 30, "step": 30}, do.End(0)),
+        (waiting(), {"until": 31, "step": 30}, do.LaunchTrainer()),
+        (waiting(), {"until": 30, "step": 30, "over": "steps"}, do.Finish("steps")),
     ],
 )
 def test_a_launch_waits_for_the_first_gate_that_is_closed(

@@ -43,7 +43,7 @@ class Accounts:
     def __init__(self, context: DaemonContext, store: RunStore, planner: Planner) -> None:
         self.layout, self.events, self.config = context.layout, context.events, context.pipeline.train
         self.run, self.file = context.layout.run(self.config.run), context.pipeline.file
-        self.store, self.planner = store, planner
+        self.store, self.planner, self.asked_until = store, planner, context.until
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         known, reach = before.get("windows_per_s"), before.get("reach")
         # The position where the next launch stops; None: it may read the whole plan.
@@ -120,11 +120,12 @@ class Accounts:
         return left_after(self.planner.plan, position, self.skips())
 
     def until(self, at: Checkpoint) -> int | None:
-        """Returns the last step of a launch that ends at `reach`; None where no `reach` is set."""
+        """Returns the last step of a launch that ends at `reach` or at --until; None where neither is set."""
         if self.reach is None:
-            return None
+            return self.asked_until
         windows = self.windows_left(at.position) - self.windows_left(self.reach)
-        return at.step + windows // self.config.global_batch
+        step = at.step + windows // self.config.global_batch
+        return step if self.asked_until is None else min(step, self.asked_until)
 
     def target(self, at: Checkpoint, step: int, position: Position) -> int:
         """Returns how many windows the plan must have, for a trainer at this step and position."""

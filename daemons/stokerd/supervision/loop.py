@@ -118,6 +118,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
     seen = Seen(
         is_stopping=run.context.stopping,
         is_once=run.context.once,
+        until=run.context.until,
         jobs=jobs,
         fruitless=record.fruitless if record else 0,
         best_step=record.best_step if record else 0,

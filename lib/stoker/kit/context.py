@@ -143,14 +143,21 @@ class Reserve:
 class DaemonContext:
     """A running daemon; its work calls beat(), and returns the exit code soon after `stopping`.
 
-    `files_list` is the path given with --files-list.
+    `files_list` is the path given with --files-list, `until` the step given with --until.
     """
 
     def __init__(
-        self, name: str, pipeline: Pipeline, waiter: Waiter, *, once: bool, files_list: str | None = None
+        self,
+        name: str,
+        pipeline: Pipeline,
+        waiter: Waiter,
+        *,
+        once: bool,
+        files_list: str | None = None,
+        until: int | None = None,
     ) -> None:
         self.name, self.pipeline, self.waiter = name, pipeline, waiter
-        self.once, self.files_list = once, files_list
+        self.once, self.files_list, self.until = once, files_list, until
         self.layout, self.runtime = pipeline.layout, pipeline.runtime
         self.runtime.create()
         self.log = Log(name, pipeline.name)

@@ -39,14 +39,20 @@ Work = Callable[[DaemonContext], int]
 
 
 def daemon_main(
-    name: str, work: Work, argv: Sequence[str], *, about: str = "", takes_files_list: bool = False
+    name: str,
+    work: Work,
+    argv: Sequence[str],
+    *,
+    about: str = "",
+    takes_files_list: bool = False,
+    takes_until: bool = False,
 ) -> int:
     """Runs a daemon from its command line to its exit code; prints a refusal as a sentence on standard error.
 
     `about` is the help's first paragraph.
     """
     program = "stoker-" + name.replace("_", "-")
-    options = _parse(program, about, argv, takes_files_list=takes_files_list)
+    options = _parse(program, about, argv, takes_files_list=takes_files_list, takes_until=takes_until)
     if isinstance(options, int):
         return options
     faulthandler.enable()
@@ -57,7 +63,8 @@ def daemon_main(
         pipeline = load_pipeline(options.file)
         take_up_state(pipeline)
         with _lock(pipeline, name, waiter) as lock:
-            context = DaemonContext(name, pipeline, waiter, once=options.once, files_list=options.files_list)
+            given = {name: getattr(options, name) for name in ("once", "files_list", "until")}
+            context = DaemonContext(name, pipeline, waiter, **given)
             code = _run(context, work, lock)
     except StokerError as error:
         print(f"{program}: {error}", file=sys.stderr)
@@ -74,7 +81,7 @@ def daemon_main(
 
 
 def _parse(
-    program: str, about: str, argv: Sequence[str], *, takes_files_list: bool
+    program: str, about: str, argv: Sequence[str], *, takes_files_list: bool, takes_until: bool
 ) -> argparse.Namespace | int:
     parser = argparse.ArgumentParser(
         prog=program,
@@ -86,10 +93,12 @@ def _parse(
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('stoker')}")
     parser.add_argument("file", metavar="FILE", help="the pipeline's YAML file")
     parser.add_argument("--once", action="store_true", help="do what there is to do, then exit 0")
-    parser.set_defaults(files_list=None)
+    parser.set_defaults(files_list=None, until=None)
     if takes_files_list:
         only = "work only on the files that LIST names, one path relative to the source a line"
         parser.add_argument("--files-list", metavar="LIST", help=only)
+    if takes_until:
+        parser.add_argument("--until", metavar="STEP", type=int, help="end when the run has made this step")
     try:
         return parser.parse_args(argv)
     except SystemExit as error:  # argparse has printed the error or the help

@@ -39,6 +39,7 @@ class Seen:
 
     is_stopping: bool = False
     is_once: bool = False
+    until: int | None = None  # the step after which an operator wants this supervisor to end
     jobs: Mapping[str, do.Job] = field(default_factory=dict)  # running, by slot
     fruitless: int = 0  # launches without progress, by run.json
     best_step: int = 0
@@ -194,6 +195,8 @@ def _waiting(run: RunState, seen: Seen, now: float) -> Actions:
         return (do.Enter(Phase.CLEANING),)  # the checkpoint to resume from is gone, or in doubt
     if seen.over == "steps":
         return (do.Finish(seen.over),)
+    if seen.until is not None and seen.step >= seen.until:
+        return (do.End(0),)
     if now >= run.keep_at:
         return (do.KeepBooks(),)  # also at the data's end: an operator may have raised the cap on epochs
     if seen.over is not None:

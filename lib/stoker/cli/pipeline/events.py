@@ -71,10 +71,11 @@ class Output:
             return
 
     def refresh(self, now: float, status: Daemons) -> None:
-        """Prints new events, then the daemons' status; now is monotonic seconds."""
+        """Prints new events of these daemons, then their status; now is monotonic seconds."""
         for event in self._events.new():
             daemon, word, level = event["daemon"], str(event.get("event")), str(event.get("level", "info"))
-            if word not in MUTED and not (self._person and (level == "debug" or word in ROUTINE)):
+            is_shown = daemon in status and word not in MUTED
+            if is_shown and not (self._person and (level == "debug" or word in ROUTINE)):
                 self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
         if self._quiet:
             return

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,11 @@ class Child:
     start_at: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
 
-    def start(self, file: Path) -> None:
+    def start(self, file: Path, *options: str) -> None:
         """Starts the daemon in its own session, so that only this process gets Ctrl-C from the terminal."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file)]),
+                launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file), *options]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -113,11 +113,22 @@ def how_it_ended(code: int) -> str:
 
 
 class Foreground:
-    """`stoker run` from the start of its daemons to the end of the last daemon."""
+    """`stoker run` or `stoker train` from the start of its daemons to the end of the last daemon.
 
-    def __init__(self, pipeline: Pipeline, output: Output, *, until_done: bool) -> None:
+    With `once`, the daemons' options, a daemon that ends is not started again: its end is the end of all.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        output: Output,
+        *,
+        names: Sequence[str] = DAEMONS,
+        until_done: bool = False,
+        once: Sequence[str] = (),
+    ) -> None:
         self.pipeline = pipeline
-        self.until_done = until_done
+        self.until_done, self.once = until_done, once
         self.output = output
         self.say = output.say
         self.stopping: int | None = None  # the exit code to end with; None until a stop begins
@@ -126,7 +137,7 @@ class Foreground:
         self.kill_at = float("inf")
         logs = pipeline.runtime.root / "log"
         logs.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self.children = [Child(name, logs / f"{name}.log") for name in DAEMONS]
+        self.children = [Child(name, logs / f"{name}.log") for name in names]
 
     def run(self) -> int:
         """Runs until stopped, done or failed; returns the exit code after every daemon has ended."""
@@ -137,7 +148,7 @@ class Foreground:
         self.say("info", f"the daemons' own logs are in {self.children[0].log.parent}")
         try:
             while True:
-                status = read_status(self.pipeline.layout)
+                status = self.status()
                 self.tend(status)
                 self.output.refresh(time.monotonic(), status)
                 if self.stopping is not None and not any(child.process for child in self.children):
@@ -150,16 +161,21 @@ class Foreground:
                 child.signal(signal.SIGTERM)
             waiter.close()
 
+    def status(self) -> Daemons:
+        """Returns the status of each daemon here."""
+        everyone = read_status(self.pipeline.layout)
+        return {child.name: everyone[child.name] for child in self.children}
+
     def tend(self, status: Daemons) -> None:
         """Starts daemons that are due, handles daemons that ended, stops all when the run is done."""
         now = time.monotonic()
         for child in self.children:
             if self.stopping is None and child.process is None and now >= child.start_at:
-                child.start(self.pipeline.file)
+                child.start(self.pipeline.file, *self.once)
             child.rotate()
             code = child.look(status[child.name])
-            if code is not None and self.stopping is None:
-                status = read_status(self.pipeline.layout)  # its last
+            if code is not None and self.stopping is None:  # it ended by itself
+                status = self.status()  # its last
                 self.output.refresh(now, status)  # print the daemon's last events before its end
                 self.ended(child, code, status[child.name]["body"].get("run_state"))
         if now >= self.kill_at:
@@ -175,11 +191,14 @@ class Foreground:
         """Handles the end of a daemon: stops all where a restart would fail too, else schedules a restart."""
         failed = child.name == TRAIN_SUPERVISOR and (code in HOPELESS or run_state == "failed")
         hopeless = failed or code == 78 or (code in (*HOPELESS, HELD) and not child.was_ready)
+        if self.once and code == 0:
+            self.stop(0)
+            return
         level, label = "error" if hopeless or code else "warning", LABELS[child.name]
         self.say(level, f"{child.name} {how_it_ended(code)}", label)
         for line in child.last_words():
             self.say(level, harmless(line), label)
-        if hopeless:
+        if hopeless or self.once:
             self.say("error", "stopping all")
             self.stop(code or 1)
             return
