@@ -1,4 +1,4 @@
-"""`stoker run`: the whole pipeline in the foreground, from parquet to a trained run, and its ends; and `stoker train`.
+"""`stoker run`: the pipeline in the foreground, from parquet to a trained run; `stoker train`; their ends.
 
 The first test trains with the built-in trainer, the others with the small one.
 """
