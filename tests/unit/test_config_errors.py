@@ -145,6 +145,21 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
             "shard.release: after_proof is for",
         ),
         ("train:", "shard: {release: after_sync}\ntrain:", "shard.release: after_sync needs warm"),
+        (
+            "steps: 10",
+            "steps: 10\n  schedule: {warmup_steps: 1, decay: 0.1}",
+            "train.schedule.decay: means nothing for name: cosine; remove it, or name wsd",
+        ),
+        (
+            "steps: 10",
+            "steps: 10\n  schedule: {name: wsd, warmup_steps: 1, decay: 0}",
+            "train.schedule.decay: must be above 0; without a decay, write name: constant",
+        ),
+        (
+            "steps: 10",
+            "steps: 10\n  schedule: {name: wsd, warmup_steps: 9}",
+            "train.schedule.warmup_steps: 9 steps of warm-up and 2 of decay are more than the run's 10",
+        ),
     ],
 )
 def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str, told: str) -> None:

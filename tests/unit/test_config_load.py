@@ -65,6 +65,16 @@ def test_release_waits_for_the_warm_copy_where_there_is_a_warm_store(tmp_path: P
     assert pipeline.shard.release == "after_sync"
 
 
+def test_wsd_decays_over_a_fifth_of_the_steps_where_nothing_else_is_written(tmp_path: Path) -> None:
+    text = MINIMAL.replace("steps: 10", "steps: 10\n  schedule: {name: NAME, warmup_steps: 8}")
+    found = {
+        name: load_text(tmp_path, text.replace("NAME", name)).train.schedule
+        for name in ("wsd", "constant", "cosine")
+    }
+    assert {name: one.decay for name, one in found.items()} == {"wsd": 0.2, "constant": None, "cosine": None}
+    assert [found[name].decay_begins(10) for name in ("wsd", "constant")] == [8, None]
+
+
 @pytest.mark.parametrize(
     ("written", "key", "value"),
     [

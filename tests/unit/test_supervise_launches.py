@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stoker.config.schema import Schedule
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines
 from stoker.supervise.run.launch_record import (
@@ -16,6 +17,7 @@ from stoker.supervise.run.launch_record import (
     launched_body,
     note_launch,
     read_launches,
+    schedule_body,
     threads,
 )
 
@@ -30,6 +32,14 @@ def test_the_trainers_threads_leave_the_sealer_its_cores(
     cores: int, sealer_cores: Any, expected: int
 ) -> None:
     assert threads(cores, sealer_cores) == expected
+
+
+def test_the_record_of_a_schedule_has_the_start_of_wsds_decay_and_no_other_is_changed() -> None:
+    cosine = {"name": "cosine", "warmup_steps": 2000, "min_ratio": 0.1}
+    assert schedule_body(Schedule(), 100) == cosine
+    wsd = {**cosine, "name": "wsd", "decay": 0.2}
+    assert schedule_body(Schedule(name="wsd", decay=0.2), 100) == {**wsd, "decay_begins": 80}
+    assert schedule_body(Schedule(name="wsd", decay=0.2), 2)["decay_begins"] == 1  # it decays at least one
 
 
 def launched(name: str, timeline: int, step: int) -> Launched:

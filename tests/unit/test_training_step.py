@@ -35,6 +35,29 @@ def test_the_rate_warms_up_and_falls_to_the_runs_end(step: int, rate: float) -> 
     assert schedule.rate(step) == pytest.approx(rate)
 
 
+@pytest.mark.parametrize("step", [1, 7, 11, 13, 59, 60, 61, 97, 110, 111])
+def test_the_cosine_keeps_its_bits(step: int) -> None:
+    before = 3e-4 * step / 10 if step <= 10 else 0.0
+    if step > 10:
+        done = min(1.0, (step - 10) / 100)
+        before = 3e-4 * (0.1 + (1.0 - 0.1) * 0.5 * (1.0 + math.cos(math.pi * done)))
+    fields = {"name": "cosine", "warmup_steps": 10, "min_ratio": 0.1}
+    assert Schedule.parse(fields, peak=3e-4, horizon=110).rate(step) == before
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(5, 0.5), (10, 1.0), (80, 1.0), (81, 0.1 + 0.9 * (1 - 20**-0.5)), (85, 0.55), (100, 0.1), (120, 0.1)],
+)
+def test_wsd_stays_at_the_peak_until_its_decay_and_constant_for_good(step: int, rate: float) -> None:
+    fields = {"name": "wsd", "warmup_steps": 10, "min_ratio": 0.1, "decay": 0.2, "decay_begins": 80}
+    assert Schedule.parse(fields, peak=1.0, horizon=100).rate(step) == pytest.approx(rate)
+    constant = Schedule.parse(
+        {"name": "constant", "warmup_steps": 10, "min_ratio": 0.1}, peak=1.0, horizon=100
+    )
+    assert constant.rate(step) == (0.5 if step == 5 else 1.0)
+
+
 def test_a_schedule_without_warm_up_or_shorter_than_it_still_gives_rates() -> None:
     assert Schedule(1.0, 0, 10, 0.0).rate(10) == pytest.approx(0.0)
     assert Schedule(1.0, 0, 10, 0.0).rate(1) == pytest.approx(0.5 * (1 + math.cos(math.pi / 10)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
 from stoker.config.places import overlaps, places
-from stoker.config.schema import Evict, Pipeline, Source
+from stoker.config.schema import Evict, Pipeline, Source, Train
 from stoker.config.units import format_bytes, format_count, write_count
 
 
@@ -196,6 +196,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     micro = train.micro_batch
     odd = f"{micro} does not divide global_batch {train.global_batch}; choose one of its divisors"
     yield isinstance(micro, int) and train.global_batch % micro, "train.micro_batch", odd
+    yield from _schedule(train)
     every, every_steps = train.checkpoint.every, train.checkpoint.every_steps
     off = "every and every_steps are both off; set one of the two"
     yield every is None and every_steps is None, "train.checkpoint.every", off
@@ -212,6 +213,21 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
         other = taken.setdefault(port, key)
         clash = f"{port} is also {other}'s; choose another, or 0 for any"
         yield port and other != key, f"metrics.ports.{key}", clash
+
+
+def _schedule(train: Train) -> Iterator[Rule]:
+    schedule = train.schedule
+    if schedule.decay is None:
+        return
+    name, warmup = schedule.name, schedule.warmup_steps
+    yield name != "wsd", "train.schedule.decay", f"means nothing for name: {name}; remove it, or name wsd"
+    yield not schedule.decay, "train.schedule.decay", "must be above 0; without a decay, write name: constant"
+    begins = schedule.decay_begins(train.horizon) or 0
+    too_long = (
+        f"{warmup} steps of warm-up and {train.horizon - begins} of decay are more than the run's "
+        f"{train.horizon}; lower warmup_steps or decay"
+    )
+    yield schedule.decay and warmup > begins, "train.schedule.warmup_steps", too_long
 
 
 def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:

@@ -20,6 +20,7 @@ from stoker.store.errors import ConfigError
 
 ALLOW_NETWORK = "STOKER_ALLOW_NETWORK_STATE"
 DEFAULT_MODEL = "474m"
+WSD_DECAY = 0.2  # of the steps: with it wsd ends at the loss of a cosine (Haegele et al. 2024, section 3)
 _MODEL: KeyPath = ("train", "model")
 
 
@@ -90,6 +91,9 @@ def _settle_defaults(document: Document) -> None:
     if isinstance(tokenizer, dict) and "file" not in tokenizer:
         tokenizer.setdefault("train", {})
     train = values.get("train")
+    schedule = train.get("schedule") if isinstance(train, dict) else None
+    if isinstance(schedule, dict) and schedule.get("name") == "wsd":
+        schedule.setdefault("decay", WSD_DECAY)
     model = train.get("model") if isinstance(train, dict) else None
     if isinstance(model, dict):
         if "ffn" in model and "ffn_width" not in model:

@@ -201,11 +201,20 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The learning rate: linear warm-up, then a cosine to `min_ratio` of `lr` at the run's last step."""
+    """The learning rate: linear warm-up to `lr`, then what `name` says.
 
-    name: Literal["cosine"] = "cosine"
+    cosine: falls to `min_ratio` of `lr` at the run's last step. wsd (warm-up, stable, decay): stays, then
+    falls as far over the last `decay` share of the steps. constant: stays.
+    """
+
+    name: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup_steps: Natural = 2000
     min_ratio: Share = 0.1
+    decay: Share | None = None  # of the horizon; 0.2 for wsd, None for every other
+
+    def decay_begins(self, horizon: int) -> int | None:
+        """Returns the last step before wsd decays; None for the other schedules."""
+        return None if self.decay is None else horizon - max(1, round(self.decay * horizon))
 
 
 class Evaluate(Section):

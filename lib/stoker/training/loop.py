@@ -56,12 +56,7 @@ class Training:
 
     def __post_init__(self) -> None:
         launch = self.launch
-        self.schedule = Schedule(
-            peak=launch.optimizer["lr"],
-            warmup_steps=launch.schedule["warmup_steps"],
-            horizon=launch.steps,
-            min_ratio=launch.schedule["min_ratio"],
-        )
+        self.schedule = Schedule.parse(launch.schedule, peak=launch.optimizer["lr"], horizon=launch.steps)
         self.copier = TensorCopier(self.compute.device)
         self.saver = Saver(
             self.sealer,

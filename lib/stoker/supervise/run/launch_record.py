@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.config.schema import Pipeline
+from stoker.config.schema import Pipeline, Schedule
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
@@ -53,6 +53,7 @@ def launch_body(
     windows that are read have that of their plan entry, and the held-out windows have their own.
     """
     train, identity, held = pipeline.train, record.identity, record.heldout
+    steps = train.horizon if steps is None else steps
     model = train.model.body()
     layout = pipeline.layout.run(identity.run)
     return {
@@ -64,13 +65,13 @@ def launch_body(
         "timeline": launch.timeline,
         "config_digest": config_digest(identity, model, train.optimizer.name),
         "seed": identity.seed,
-        "steps": train.horizon if steps is None else steps,
+        "steps": steps,
         "until": launch.until,
         "seq_len": train.seq_len,
         "global_batch": train.global_batch,
         "model": model,
         "optimizer": train.optimizer.model_dump(mode="json"),
-        "schedule": train.schedule.model_dump(mode="json"),
+        "schedule": schedule_body(train.schedule, steps),
         "evaluate": train.evaluate.model_dump(mode="json"),
         "precision": train.precision,
         "deterministic": train.deterministic,
@@ -95,6 +96,13 @@ def launch_body(
         },
         "run_record": record.for_checkpoints(),
     }
+
+
+def schedule_body(schedule: Schedule, steps: int) -> dict[str, Any]:
+    """Returns a launch's schedule for a horizon; that of wsd with the last step before its decay."""
+    body = schedule.model_dump(mode="json", exclude_none=True)
+    begins = schedule.decay_begins(steps)
+    return body if begins is None else {**body, "decay_begins": begins}
 
 
 def threads(cores: int, sealer_cores: int | Literal["auto"]) -> int:
