@@ -25,6 +25,7 @@ from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
 from stoker.training.model import Model, initialize
+from stoker.training.numerics import resolve
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.sampling import Sampling, TextModel, pick
@@ -62,9 +63,9 @@ def trained(launch: Launch, seed: int = 1) -> tuple[Model, AdamW]:
 def sealed(run: TrainerRun, model: Model, optimizer: AdamW) -> tuple[Path, Progress]:
     progress = Progress(3, 3 * 8 * SEQ_LEN, Position(0, 24), 2.5, 2.75)
     head = hashlib.sha256(run.layout.plan.read_bytes().splitlines()[-1]).hexdigest()
-    files, body = contents(
-        launch_of(run), progress, model, optimizer, compute=CPU, micro_batch=8, plan_head=head
-    )
+    launch = launch_of(run)
+    numerics = replace(resolve(launch, CPU.device), micro_batch=4)
+    files, body = contents(launch, progress, model, optimizer, numerics=numerics, plan_head=head)
     with CheckpointWriter(run.layout.checkpoints, 3, "launch-1") as writer:
         for name, parts in files:
             writer.add(name, map(TensorCopier(CPU.device).bytes_of, parts))
@@ -284,6 +285,8 @@ def test_a_checkpoint_says_what_decides_the_bits(run: TrainerRun) -> None:
     path, _ = sealed(run, *trained(launch_of(run)))
     trainer = json.loads((path / "trainer.json").read_bytes())
     assert trainer["versions"].keys() == {"python", "torch", "numpy", "stoker"}
-    assert trainer["compute"]["micro_batch"] == 8
+    body = json.loads((path / "checkpoint.json").read_bytes())
+    assert trainer["numerics"]["micro_batch"] == body["micro_batch"] == 4
+    assert trainer["numerics"] == replace(resolve(launch_of(run), CPU.device), micro_batch=4).body()
     model = json.loads((path / "model.json").read_bytes())
     assert (model["vocab_size"], model["seq_len"], model["kv_heads"]) == (VOCAB, SEQ_LEN, 2)

@@ -149,8 +149,7 @@ def test_a_loss_that_is_not_finite_changes_no_parameter() -> None:
 
 
 def test_a_micro_batch_is_chosen_by_the_size_of_its_logits_and_divides_the_batch() -> None:
-    chosen = choose_micro_batch(None, global_batch=16, seq_len=256, vocab_size=4096, device="cpu")
+    chosen = choose_micro_batch(global_batch=16, seq_len=256, vocab_size=4096, device="cpu")
     assert chosen == 4
-    assert choose_micro_batch(None, global_batch=15, seq_len=256, vocab_size=4096, device="cpu") == 3
-    assert choose_micro_batch(None, global_batch=8, seq_len=4096, vocab_size=128_000, device="cpu") == 1
-    assert choose_micro_batch(6, global_batch=16, seq_len=256, vocab_size=4096, device="cpu") == 6
+    assert choose_micro_batch(global_batch=15, seq_len=256, vocab_size=4096, device="cpu") == 3
+    assert choose_micro_batch(global_batch=8, seq_len=4096, vocab_size=128_000, device="cpu") == 1

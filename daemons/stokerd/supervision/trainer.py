@@ -19,6 +19,7 @@ from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run import launch_record
 from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.run.numerics_record import of_checkpoint
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
 
@@ -68,7 +69,12 @@ class TrainerControl:
     def _record(self, launch: Launch, pin: DatasetPin) -> None:
         run, step = self.run, launch.resume_step
         body = launch_record.launch_body(
-            launch, run.pipeline, pin, run.store.begun, steps=run.accounts.steps(run.at)
+            launch,
+            run.pipeline,
+            pin,
+            run.store.begun,
+            steps=run.accounts.steps(run.at),
+            numerics=of_checkpoint(launch.resume_from) if launch.resume_from else None,
         )
         write_record(run.layout.launch, body)
         line = launch_record.launched_body(body, resume_step=step, time=utc_now())

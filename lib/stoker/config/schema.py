@@ -256,6 +256,8 @@ class Train(Section):
     micro_batch: AutoOrCount = "auto"
     precision: Precision = "auto"
     deterministic: Flag = False
+    compile: Literal["auto", "blocks", "none"] = "auto"  # auto: blocks on a GPU
+    recompute: Literal["none", "blocks"] = "none"  # of activations, in the backward pass
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     evaluate: Evaluate = Evaluate()

@@ -1,4 +1,4 @@
-"""Chooses device, precision, threads, determinism and micro-batch."""
+"""Chooses device, threads, determinism and the micro-batch of a new run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ class Compute:
     bf16: bool
 
     @property
-    def precision(self) -> str:
-        return "bfloat16" if self.bf16 else "float32"
-
-    @property
     def reserved_bytes(self) -> int | None:
         """The GPU memory that torch has taken from the driver; None on a CPU."""
         return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else None
@@ -37,8 +33,8 @@ class Compute:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
-def set_up(precision: str, *, deterministic: bool, threads: int | None, seed: int) -> Compute:
-    """Sets threads, determinism and seed; returns device and precision (auto: bfloat16 on a GPU).
+def set_up(*, deterministic: bool, threads: int | None, seed: int) -> torch.device:
+    """Sets threads, determinism and seed; returns the device: a GPU where there is one.
 
     Sums on a CPU depend on the number of threads: bit-identical runs need the same number.
     """
@@ -51,16 +47,11 @@ def set_up(precision: str, *, deterministic: bool, threads: int | None, seed: in
         # Filling new buffers helps only to find reads of unset memory, and costs time in every step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Compute(device, bf16=precision == "bfloat16" or (precision == "auto" and device.type == "cuda"))
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def choose_micro_batch(
-    wanted: int | None, *, global_batch: int, seq_len: int, vocab_size: int, device: str
-) -> int:
-    """Returns the windows per forward pass: `wanted`, else the largest divisor with bounded logits."""
-    if wanted is not None:
-        return min(wanted, global_batch)
+def choose_micro_batch(*, global_batch: int, seq_len: int, vocab_size: int, device: str) -> int:
+    """Returns the windows per forward pass: the largest divisor of a batch with bounded logits."""
     budget = CUDA_LOGITS_BYTES if device == "cuda" else CPU_LOGITS_BYTES
     most = max(1, budget // (seq_len * vocab_size * LOGIT_BYTES))
     return max(size for size in range(1, global_batch + 1) if global_batch % size == 0 and size <= most)

@@ -14,7 +14,18 @@ from stoker.store.record import read_record
 # Fields of the launch record that are passed on as they are.
 _AS_WRITTEN = (
     *("run", "run_id", "timeline", "config_digest", "seed", "steps", "seq_len", "global_batch", "precision"),
-    *("deterministic", "micro_batch", "threads", "model", "optimizer", "schedule", "vocab_size", "dtype"),
+    *(
+        "deterministic",
+        "micro_batch",
+        "compile",
+        "recompute",
+        "threads",
+        "model",
+        "optimizer",
+        "schedule",
+        "vocab_size",
+        "dtype",
+    ),
     "run_record",
 )
 
@@ -46,10 +57,13 @@ class Launch:
     seq_len: int  # of future plan entries; each entry of the plan has its own
     global_batch: int  # in windows
     micro_batch: int | None  # in windows; None: the trainer chooses
+    compile: str  # "none", "blocks", or "auto": as the run did
+    recompute: str  # "none" or "blocks"
     precision: str
     deterministic: bool
     threads: int | None
     numerics: Mapping[str, Any] | None  # the run's own (see `numerics`); None: a new run resolves them
+    is_replay: bool  # it uses exactly these numerics, or fails
     eot: int  # the end-of-text token; it begins each document
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
@@ -101,6 +115,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         **{field: record[field] for field in _AS_WRITTEN},
         id=record["launch"],
         numerics=record.get("numerics"),
+        is_replay=record.get("replay", False),
         eot=record.get("eot", 0),
         layout=layout,
         plan=Path(environ.get("STOKER_PLAN") or layout.plan),

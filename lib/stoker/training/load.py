@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from stoker.checkpoints.handover import Sealer
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.log import GENESIS
-from stoker.training import device, numerics, state
+from stoker.training import device, state
 from stoker.training.attention import DocumentMask
 from stoker.training.batches import Batches
+from stoker.training.device import Compute
 from stoker.training.evaluate import open_heldout
 from stoker.training.launch import Launch
 from stoker.training.loop import Training
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model, initialize
+from stoker.training.numerics import resolve
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.shape import Shape
@@ -27,9 +31,10 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
 
     Raises ConfigError for a checkpoint of another configuration, DataError for a wrong plan or wrong data.
     """
-    compute = device.set_up(
-        launch.precision, deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed
-    )
+    place = device.set_up(deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed)
+    numerics = resolve(launch, place)
+    compute = Compute(place, bf16=numerics.precision == "bfloat16")
+    torch.backends.cuda.matmul.allow_tf32 = numerics.tf32
     timelines = read_timelines(launch.timelines)
     body: dict[str, Any] | None = None
     if launch.resume_from is not None:
@@ -51,8 +56,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
     model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
     if model.shape.document_mask:
-        varlen = numerics.attention_kernel(launch, compute) == "varlen_documents"
-        model.mask = DocumentMask(launch.eot, varlen=varlen)
+        model.mask = DocumentMask(launch.eot, varlen=numerics.attention == "varlen_documents")
     if launch.resume_from is None:
         initialize(model, launch.seed)
     model.to(compute.device)
@@ -73,5 +77,16 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     history = ancestry(timelines, launch.timeline)
     metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=progress.step)
     return Training(
-        launch, model, optimizer, compute, progress, batches, heldout, metrics, protocol, stop, sealer
+        launch,
+        numerics,
+        model,
+        optimizer,
+        compute,
+        progress,
+        batches,
+        heldout,
+        metrics,
+        protocol,
+        stop,
+        sealer,
     )

@@ -20,13 +20,13 @@ from stoker.checkpoints.handover import File, Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.store.errors import DataError
 from stoker.store.record import utc_now
-from stoker.training import device
 from stoker.training.batches import Batch, Batches
 from stoker.training.device import Compute
 from stoker.training.evaluate import evaluate
 from stoker.training.launch import Launch
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model
+from stoker.training.numerics import Numerics
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.saving import TensorCopier, contents
@@ -43,6 +43,7 @@ class Training:
     """The training of one launch."""
 
     launch: Launch
+    numerics: Numerics
     model: Model
     optimizer: AdamW
     compute: Compute
@@ -73,6 +74,7 @@ class Training:
         "steps": at the run's last step; "until": at the launch's last step; "data_exhausted": the plan has no
         further batch; "stopped": the supervisor asked for a stop.
         """
+        self.change_numerics()
         self.protocol.say("train", ready=1, **self._words())
         self._evaluate_if_due()
         first = self.progress.step
@@ -95,6 +97,15 @@ class Training:
             ending = "stopped"
         self._seal_last_step()
         return ending
+
+    def change_numerics(self, **changes: Any) -> None:
+        """Makes all further steps with these fields of `numerics` changed, and tells the supervisor.
+
+        It records that bits end after the last step made. What changes before `run` was never used: set
+        `numerics` then, and `run` tells it.
+        """
+        self.numerics = replace(self.numerics, **changes)
+        self.protocol.say(self.protocol.phase, numerics=self.numerics.word(), **self._words())
 
     def _step(self, batch: Batch, started: float, waited: float) -> None:
         step = self.progress.step + 1
@@ -146,18 +157,8 @@ class Training:
         parts: list[Tensor] = []
         for group in batch.groups:
             windows = torch.from_numpy(group).to(self.compute.device)
-            parts += torch.split(windows, self._micro_batch(windows.shape[1] - 1))
+            parts += torch.split(windows, self.numerics.micro_batch)
         return parts
-
-    def _micro_batch(self, seq_len: int) -> int:
-        """Returns the windows per forward pass; from the length alone, so that a step stays the same."""
-        return device.choose_micro_batch(
-            self.launch.micro_batch,
-            global_batch=self.launch.global_batch,
-            seq_len=seq_len,
-            vocab_size=self.launch.vocab_size,
-            device=self.compute.device.type,
-        )
 
     def _next_batch(self) -> Batch | None:
         """Waits for the next batch and returns it; returns None at a stop or at the plan's end."""
@@ -194,7 +195,7 @@ class Training:
             self.model,
             self.heldout,
             compute=self.compute,
-            micro_batch=self._micro_batch(self.heldout.shape[1] - 1),
+            micro_batch=self.numerics.micro_batch,
             go_on=self._still_evaluating,
         )
         if found is not None:
@@ -242,8 +243,7 @@ class Training:
             self.progress,
             self.model,
             self.optimizer,
-            compute=self.compute,
-            micro_batch=self._micro_batch(self.launch.seq_len),
+            numerics=self.numerics,
             plan_head=self.batches.plan.head,
         )
 

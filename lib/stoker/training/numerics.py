@@ -12,8 +12,13 @@ from typing import Any
 
 import torch
 
-from stoker.training.device import Compute
+from stoker.store.errors import ConfigError
+from stoker.store.files import canonical_json
+from stoker.supervise.run.numerics_record import ASKED, differences
+from stoker.training.device import choose_micro_batch
 from stoker.training.launch import Launch
+
+LOSS_CHUNKS: Mapping[str, int | None] = {"cross_entropy": None}  # tokens at once, for a new run
 
 
 @dataclass(frozen=True)
@@ -21,14 +26,15 @@ class Numerics:
     """The kernels of a run, then the facts of the machine; each value is JSON."""
 
     precision: str  # of forward passes: "float32" or "bfloat16"
-    optimizer: str  # the kernel: "adamw_loop" (before there were numerics)
-    loss: str  # "cross_entropy" (whole logits)
+    optimizer: str
+    loss: str
     loss_chunk: int | None  # in tokens; None: all at once
     attention: str  # "sdpa", with a document mask "sdpa_documents" (dense) or "varlen_documents" (CUDA)
     compile: str  # "none" or "blocks"
     recompute: str  # "none" or "blocks"
     tf32: bool
-    micro_batch: int  # in windows of the launch's seq_len
+    micro_batch: int  # the most windows of a forward pass, of whatever length
+    micro_batch_asked: int | None  # the launch's, when `micro_batch` was chosen; None: auto
 
     device: str  # "cpu" or "cuda"
     card: str | None
@@ -39,48 +45,78 @@ class Numerics:
     def body(self) -> dict[str, Any]:
         return asdict(self)
 
-
-MACHINE = ("device", "card", "cuda", "cpu", "torch")
-
-# A run that began before there were numerics; the values that its machine and settings decided are missing.
-LEGACY: Mapping[str, Any] = {
-    "optimizer": "adamw_loop",
-    "loss": "cross_entropy",
-    "loss_chunk": None,
-    "attention": "sdpa",
-    "compile": "none",
-    "recompute": "none",
-    "tf32": False,
-}
+    def word(self) -> str:
+        """Returns the value of the word NUMERICS."""
+        return canonical_json(self.body()).decode()
 
 
-def resolve(launch: Launch, compute: Compute, micro_batch: int) -> Numerics:
-    """Returns the numerics of a launch: the run's own kernels where it has any, on the machine of now."""
-    kept = dict(launch.numerics or {})
-    chosen = {
-        **LEGACY,
-        "precision": compute.precision,
-        "micro_batch": micro_batch,
-        "attention": attention_kernel(launch, compute),
-        **kept,
-    }
-    return Numerics(**{**chosen, **machine(compute)})
-
-
-def machine(compute: Compute) -> dict[str, Any]:
-    """Returns the facts of this machine that decide bits."""
-    is_cuda = compute.device.type == "cuda"
+def kernels(launch: Launch, device: torch.device, precision: str) -> dict[str, tuple[Any, ...]]:
+    """Returns the kernels that this Stoker has for a launch; the first of each is what a new run takes."""
+    is_cuda = device.type == "cuda"
+    attention = ["sdpa_documents"] if launch.model.get("document_mask") else ["sdpa"]
+    if launch.model.get("document_mask") and is_cuda and precision == "bfloat16":
+        attention.insert(0, "varlen_documents")  # flash attention knows no float32
     return {
-        "device": compute.device.type,
-        "card": torch.cuda.get_device_name(compute.device) if is_cuda else None,
+        "optimizer": ("adamw_loop",),
+        "loss": ("cross_entropy",),
+        "attention": tuple(attention),
+        "compile": ("blocks", "none") if is_cuda else ("none", "blocks"),
+        "recompute": ("none", "blocks"),
+        "tf32": (False,),
+    }
+
+
+def resolve(launch: Launch, device: torch.device) -> Numerics:
+    """Returns the numerics of a launch on this machine; no other place chooses a kernel.
+
+    What the operator asks for counts first, then the run's own (`launch.numerics`), then a new run's. A
+    kernel that this Stoker or this device lacks is replaced. Raises ConfigError for a replay that would not
+    have the same.
+    """
+    kept = dict(launch.numerics or {})
+    asked = {} if launch.is_replay else _asked(launch, kept)
+    by_default = "bfloat16" if device.type == "cuda" else "float32"
+    chosen: dict[str, Any] = {"precision": by_default, "micro_batch": None, ASKED: None}
+    chosen |= {name: kept[name] for name in chosen if name in kept} | asked
+    for name, known in kernels(launch, device, chosen["precision"]).items():
+        chosen[name] = kept[name] if kept.get(name) in known else known[0]
+    chosen |= asked
+    is_its_own = chosen["loss"] == kept.get("loss")
+    chosen["loss_chunk"] = kept["loss_chunk"] if is_its_own else LOSS_CHUNKS[chosen["loss"]]
+    if chosen["micro_batch"] is None:
+        chosen["micro_batch"] = choose_micro_batch(
+            global_batch=launch.global_batch,
+            seq_len=launch.seq_len,
+            vocab_size=launch.vocab_size,
+            device=device.type,
+        )
+    numerics = Numerics(**chosen, **machine(device))
+    if launch.is_replay and (changes := differences(kept, numerics.body())):
+        raise ConfigError(
+            f"this machine cannot give the bits of the recorded run: {'; '.join(changes)}; replay it where "
+            "these are the same"
+        )
+    return numerics
+
+
+def _asked(launch: Launch, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the pipeline file sets; `auto` is no wish, and a micro-batch is one when it changed."""
+    wishes: dict[str, Any] = {"recompute": launch.recompute}
+    wishes |= {"precision": launch.precision} if launch.precision != "auto" else {}
+    wishes |= {"compile": launch.compile} if launch.compile != "auto" else {}
+    # One that did not fit was halved: the same wish again does not undo that.
+    if launch.micro_batch is not None and launch.micro_batch != kept.get(ASKED):
+        wishes["micro_batch"] = launch.micro_batch
+    return {**wishes, ASKED: launch.micro_batch}
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Returns the facts of this machine that decide bits."""
+    is_cuda = device.type == "cuda"
+    return {
+        "device": device.type,
+        "card": torch.cuda.get_device_name(device) if is_cuda else None,
         "cuda": torch.version.cuda if is_cuda else None,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
     }
-
-
-def attention_kernel(launch: Launch, compute: Compute) -> str:
-    """Returns the kernel of a new run; flash attention over packed documents knows no float32."""
-    if not launch.model.get("document_mask"):
-        return "sdpa"
-    return "varlen_documents" if compute.device.type == "cuda" and compute.bf16 else "sdpa_documents"

@@ -16,7 +16,7 @@ from types import FrameType
 
 STEP_INTERVAL_S = 0.1  # at most ten step datagrams per second
 MOST_KEPT = 32
-MOST_TEXT = 500
+MOST_TEXT = 1000  # NUMERICS takes some 400
 
 
 class Protocol:

@@ -18,9 +18,9 @@ from stoker.checkpoints.seal import tensor_files
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.log import GENESIS
-from stoker.training.device import Compute
 from stoker.training.launch import Launch
 from stoker.training.model import Model
+from stoker.training.numerics import Numerics
 from stoker.training.optimizer import AdamW
 from stoker.training.state import Progress, model_tensors, named, optimizer_tensors, random_state
 
@@ -31,8 +31,7 @@ def contents(
     model: Model,
     optimizer: AdamW,
     *,
-    compute: Compute,
-    micro_batch: int,
+    numerics: Numerics,
     plan_head: str,
 ) -> tuple[list[File], dict[str, Any]]:
     """Returns the files and the body of a checkpoint of `progress`, with the tensors that training changes.
@@ -44,13 +43,8 @@ def contents(
         "v": 1,
         "rng": random_state(),
         "data": {"position": position, "tokens": progress.tokens, "plan_head": plan_head},
-        "compute": {
-            "device": compute.device.type,
-            "precision": compute.precision,
-            "threads": torch.get_num_threads(),
-            "deterministic": launch.deterministic,
-            "micro_batch": micro_batch,
-        },
+        "numerics": numerics.body(),
+        "compute": {"threads": torch.get_num_threads(), "deterministic": launch.deterministic},
         "versions": _versions(),
     }
     body = {
@@ -63,7 +57,7 @@ def contents(
         "timeline": launch.timeline,
         "plan_head": plan_head,
         "world_size": 1,
-        "micro_batch": micro_batch,
+        "micro_batch": numerics.micro_batch,
         "config_digest": launch.config_digest,
         "loss": progress.loss,
         "val_loss": progress.val_loss,

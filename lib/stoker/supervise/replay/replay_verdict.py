@@ -45,7 +45,7 @@ def refuse_other_machine(site: Site) -> str:
     recorded = _trainer(site.machine)
     here = {"versions": {"torch": importlib.metadata.version("torch")}}
     _refuse(forbids(recorded, here))
-    compute = recorded.get("compute", {})
+    compute = {**recorded.get("compute", {}), **recorded.get("numerics", {})}
     device = str(compute.get("device"))
     if device != "cpu" and not compute.get("deterministic"):
         _refuse([f"it was trained on {device} with train.deterministic: false"])

@@ -45,12 +45,19 @@ class Launch:
 
 
 def launch_body(
-    launch: Launch, pipeline: Pipeline, pin: DatasetPin, record: RunRecord, *, steps: int | None = None
+    launch: Launch,
+    pipeline: Pipeline,
+    pin: DatasetPin,
+    record: RunRecord,
+    *,
+    steps: int | None = None,
+    numerics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns launch.json's body: the trainer's input besides the plan and the checkpoint it resumes from.
 
     `steps` is the horizon from the resume step (default: as configured). `seq_len` is the configured value;
-    windows that are read have that of their plan entry, and the held-out windows have their own.
+    windows that are read have that of their plan entry, and the held-out windows have their own. `numerics`
+    are those of the checkpoint to resume from, None for a new run.
     """
     train, identity, held = pipeline.train, record.identity, record.heldout
     steps = train.horizon if steps is None else steps
@@ -75,6 +82,9 @@ def launch_body(
         "evaluate": train.evaluate.model_dump(mode="json"),
         "precision": train.precision,
         "deterministic": train.deterministic,
+        "numerics": numerics,
+        "compile": train.compile,
+        "recompute": train.recompute,
         "micro_batch": None if train.micro_batch == "auto" else train.micro_batch,
         "threads": threads(len(os.sched_getaffinity(0)), train.checkpoint.sealer_cores),
         "checkpoint": {
@@ -149,6 +159,7 @@ SETTINGS = (
     "global_batch",
     "seq_len",
     "micro_batch",
+    "numerics",
     "precision",
     "deterministic",
     "threads",
