@@ -116,7 +116,7 @@ class Attention(nn.Module):
         heads = self.qkv(x).view(*x.shape[:2], -1, self.head_width).transpose(1, 2)  # (B, H + 2K, T, D)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self.q_norm(q.float()), self.k_norm(k.float())  # as the weights: one fused kernel
         return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Documents | None = None) -> Tensor:

@@ -6,12 +6,14 @@ Shapes in comments: B sequences, T tokens, C width, V vocabulary.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
 from stoker.training.attention import Attention, DocumentMask, Documents, RMSNorm, rotary_tables
+from stoker.training.recompute import recomputed
 from stoker.training.shape import Shape
 
 
@@ -48,7 +50,8 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Maps token ids (B, T) to the logits (B, T, V) of each next token.
 
-    `mask` keeps the documents of a window apart; None where a window is one document.
+    `mask` keeps the documents of a window apart; None where a window is one document. With `recompute` the
+    backward pass makes the activations of each block again.
     """
 
     cos: Tensor
@@ -58,6 +61,7 @@ class Model(nn.Module):
         super().__init__()
         self.shape = shape
         self.mask: DocumentMask | None = None
+        self.recompute = False
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
@@ -71,8 +75,10 @@ class Model(nn.Module):
         cos, sin = self.cos[:length], self.sin[:length]
         documents = None if self.mask is None else self.mask(ids)
         x = self.embedding(ids)  # (B, T, C)
+        again = self.recompute and torch.is_grad_enabled()
         for block in self.blocks:
-            x = block(x, cos, sin, documents)
+            run = partial(recomputed, block) if again else block
+            x = run(x, cos, sin, documents)
         return F.linear(self.norm(x), self.embedding.weight if self.head is None else self.head.weight)
 
     def loss_sum(self, windows: Tensor) -> Tensor:
