@@ -12,8 +12,16 @@ import pytest
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.kit.lock import Lock
 from stoker.plan.log import read_plan
+from support.sites import write_site
 from support.trainer_run import SEQ_LEN, Inbox, TrainerRun
 from support.waiting import LONG_S, wait_until
+
+_SHOWS_FROZEN = """
+import atexit, gc, pathlib, sys
+if "stoker.training.trainer" in sys.orig_argv[1:4]:
+    frozen = pathlib.Path(__file__).with_name("frozen")
+    atexit.register(lambda: frozen.write_text(str(gc.get_freeze_count())))
+"""
 
 
 @pytest.fixture
@@ -26,7 +34,8 @@ def inbox(tmp_path: Path) -> Iterator[Inbox]:
 def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path: Path, inbox: Inbox) -> None:
     run = TrainerRun(tmp_path, steps=100_000)
     run.plan(4000)
-    trainer = run.start(socket_path=inbox.path)
+    write_site(tmp_path, _SHOWS_FROZEN)
+    trainer = run.start(socket_path=inbox.path, environ={"PYTHONPATH": str(tmp_path)})
     wait_until(lambda: (inbox.read(), run.last_step() >= 4)[1], what="some steps")
     trainer.send_signal(signal.SIGTERM)
     assert inbox.until_end(trainer) == 0, run.errors.read_text()
@@ -43,6 +52,7 @@ def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path
     assert inbox.read()[-1]["FINISHED"] == "stopped"
     assert any(word.get("READY") == "1" for word in inbox.words)
     assert {word["LAUNCH"] for word in inbox.words} == {"launch-1"}
+    assert int((tmp_path / "frozen").read_text()) > 10_000, "collections look through what was loaded"
 
 
 def test_a_trainer_waits_for_the_plan_stops_promptly_there_and_ends_with_the_data(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +75,25 @@ def test_no_more_maps_are_open_than_allowed(tmp_path: Path) -> None:
     with Path("/proc/self/maps").open() as maps:
         assert sum(str(tmp_path) in line for line in maps) <= 4
     reader.close()
+
+
+def test_cold_windows_are_asked_for_together_and_warm_ones_are_not(tmp_path: Path) -> None:
+    pair = write_set(tmp_path, "a", [range(1000), [1] * 400_000])
+    seq_len = mmap.PAGESIZE  # windows lie in pages of their own
+    reader = WindowReader([pair], tmp_path, seq_len=seq_len, vocab_size=1000)
+    for file in tmp_path.glob("*/*.bin"):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = resource.getrusage(resource.RUSAGE_THREAD)
+    reader.read(np.arange(0, reader.windows, 2))
+    after = resource.getrusage(resource.RUSAGE_THREAD)
+    if after.ru_inblock == before.ru_inblock:
+        pytest.skip("the files of tests are in memory here")
+    assert reader.is_cold
+    assert after.ru_majflt - before.ru_majflt < reader.windows / 4, "each window was waited for by itself"
+    reader.read(np.arange(0, reader.windows, 2))
+    assert not reader.is_cold
 
 
 @pytest.mark.parametrize("change", ["manifest", "shorter", "longer", "gone", "no manifest"])

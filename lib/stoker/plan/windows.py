@@ -6,7 +6,9 @@ Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, acros
 from __future__ import annotations
 
 import hashlib
+import mmap
 import re
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +24,7 @@ from stoker.store.errors import DataError
 from stoker.store.record import parse_json, require_version
 
 MOST_MAPS = 256  # a process may hold 65,530 maps (vm.max_map_count); a reader keeps far below
+ORDER_BLOCK = 4096  # offsets permuted together: a call for one batch costs as much as one for a hundred
 
 Windows: TypeAlias = npt.NDArray[np.int64]
 _Dtype: TypeAlias = np.dtype[np.uint16] | np.dtype[np.uint32]
@@ -33,6 +36,12 @@ _DTYPES: Mapping[str, _Dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("
 class _File:
     path: Path
     tokens: int
+
+
+@dataclass(frozen=True)
+class _Map:
+    memory: mmap.mmap
+    tokens: _Tokens
 
 
 class WindowReader:
@@ -63,6 +72,7 @@ class WindowReader:
         self._starts = np.concatenate([[0], np.cumsum([file.tokens for file in self._files], dtype=np.int64)])
         self._bounds: list[int] = self._starts.tolist()
         self._map = lru_cache(max(1, most_maps))(self._opened)  # closes the least recently used map
+        self.is_cold = True  # the kernel had to read the last windows from the disk
 
     @property
     def tokens(self) -> int:
@@ -85,8 +95,14 @@ class WindowReader:
         batch: _Tokens = np.empty((wanted.size, self.seq_len + 1), dtype=self.dtype)
         starts = wanted * self.seq_len
         files = np.searchsorted(self._starts, starts, side="right") - 1
-        for row, start, number in zip(batch, starts.tolist(), files.tolist(), strict=True):
+        places = list(zip(starts.tolist(), files.tolist(), strict=True))
+        blocks_read = _blocks_read()
+        if self.is_cold:  # advice costs as much as a warm read
+            for start, number in places:
+                self._advise(start, number)
+        for row, (start, number) in zip(batch, places, strict=True):
             self._copy(row, start, number)
+        self.is_cold = _blocks_read() > blocks_read
         self._check_vocabulary(batch, wanted)
         return np.asarray(batch, dtype=np.int64)
 
@@ -99,13 +115,26 @@ class WindowReader:
         filled = 0
         while filled < len(row):
             inside = start + filled - self._bounds[number]
-            part = self._map(number)[inside : inside + len(row) - filled]
+            part = self._map(number).tokens[inside : inside + len(row) - filled]
             row[filled : filled + len(part)] = part
             filled += len(part)
             number += 1
 
-    def _opened(self, number: int) -> _Tokens:
-        return np.asarray(np.memmap(self._files[number].path, dtype=self.dtype, mode="r"))
+    def _advise(self, start: int, number: int) -> None:
+        """Has the kernel begin to read the window at token `start`, so that a batch's reads overlap.
+
+        Without the part of a window that lies in the next file: few windows have one.
+        """
+        size, memory = self.dtype.itemsize, self._map(number).memory
+        first = (start - self._bounds[number]) * size
+        begin = first - first % mmap.PAGESIZE
+        memory.madvise(mmap.MADV_WILLNEED, begin, min(first + (self.seq_len + 1) * size, len(memory)) - begin)
+
+    def _opened(self, number: int) -> _Map:
+        with self._files[number].path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        memory.madvise(mmap.MADV_RANDOM)  # what lies around a window is not needed with it
+        return _Map(memory, np.frombuffer(memory, dtype=self.dtype))
 
     def _check_vocabulary(self, batch: _Tokens, wanted: Windows) -> None:
         if not batch.size or int(batch.max()) < self.vocab_size:
@@ -136,10 +165,27 @@ class SegmentReader(WindowReader):
                 f"plan entry {segment.n} has {segment.windows} windows and {segment.tail_tokens} tail tokens,"
                 f" its shard sets in {shards_root} give {self.windows} and {tail}"
             )
+        self._order = lru_cache(2)(self._block)
 
     def at_offsets(self, offsets: range | npt.ArrayLike) -> Windows:
         """Returns the tokens of the windows at offsets (B,) of the plan entry, as int64 (B, seq_len + 1)."""
-        return self.read(permute(self.segment.key, self.segment.windows, np.asarray(offsets, dtype=np.int64)))
+        wanted = np.asarray(offsets, dtype=np.int64)
+        blocks = wanted // ORDER_BLOCK
+        windows = np.empty_like(wanted)
+        for block in np.unique(blocks).tolist():
+            inside = blocks == block
+            windows[inside] = self._order(block)[wanted[inside] - block * ORDER_BLOCK]
+        return self.read(windows)
+
+    def _block(self, number: int) -> Windows:
+        """Returns the windows at a block of offsets of the plan entry."""
+        last = min((number + 1) * ORDER_BLOCK, self.segment.windows)
+        return permute(self.segment.key, self.segment.windows, np.arange(number * ORDER_BLOCK, last))
+
+
+def _blocks_read() -> int:
+    """Returns the blocks of a disk that the kernel has read for this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
 def _manifest(directory: Path, digest: str) -> tuple[Path, Mapping[str, Any]]:

@@ -79,17 +79,21 @@ class Batches:
             tuple(same[0] if len(same) == 1 else np.concatenate(same) for same in groups), self.position
         )
 
-    def reread(self) -> None:
-        """Reads the plan again if it has grown; raises DataError when its earlier lines have changed."""
+    def reread(self) -> bool:
+        """Reads the plan again if it has grown, and returns whether it has.
+
+        Raises DataError when its earlier lines have changed.
+        """
         size = self._file.stat().st_size if self._file.exists() else 0
         if size == self._plan_size:
-            return
+            return False
         plan = read_plan(self._file)
         if plan.hashes[: len(self.plan.hashes)] != self.plan.hashes:
             raise DataError(
                 f"{self._file} is not a continuation of the plan this run has read; nothing may rewrite it"
             )
         self.plan, self._plan_size = plan, size
+        return True
 
     def _reader(self, number: int) -> SegmentReader:
         reader = self._readers.get(number)

@@ -20,7 +20,7 @@ from stoker.checkpoints.handover import File, Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.store.errors import DataError
 from stoker.store.record import utc_now
-from stoker.training.batches import Batch, Batches
+from stoker.training.batches import Batches
 from stoker.training.device import Compute
 from stoker.training.evaluate import evaluate
 from stoker.training.launch import Launch
@@ -28,6 +28,7 @@ from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model
 from stoker.training.numerics import Numerics
 from stoker.training.optimizer import AdamW
+from stoker.training.prefetch import Prefetcher, Prepared
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.saving import TensorCopier, contents
 from stoker.training.schedule import Schedule
@@ -58,6 +59,7 @@ class Training:
     def __post_init__(self) -> None:
         launch = self.launch
         self.schedule = Schedule.parse(launch.schedule, peak=launch.optimizer["lr"], horizon=launch.steps)
+        self.prefetcher = Prefetcher(self.batches, self.compute.device)
         self.copier = TensorCopier(self.compute.device)
         self.saver = Saver(
             self.sealer,
@@ -95,6 +97,7 @@ class Training:
             self._checkpoint_if_due()
         if ending in ("steps", "data_exhausted") and not self._evaluate():
             ending = "stopped"
+        self.prefetcher.close()
         self._seal_last_step()
         return ending
 
@@ -107,7 +110,7 @@ class Training:
         self.numerics = replace(self.numerics, **changes)
         self.protocol.say(self.protocol.phase, numerics=self.numerics.word(), **self._words())
 
-    def _step(self, batch: Batch, started: float, waited: float) -> None:
+    def _step(self, batch: Prepared, started: float, waited: float) -> None:
         step = self.progress.step + 1
         rate = self.schedule.rate(step)
         try:
@@ -152,19 +155,19 @@ class Training:
         )
         self.protocol.tell(**self._words(), **fields, gpu_reserved_bytes=self.compute.reserved_bytes)
 
-    def _micro_batches(self, batch: Batch) -> list[Tensor]:
+    def _micro_batches(self, batch: Prepared) -> list[Tensor]:
         """Returns a batch as micro-batches of windows (b, seq_len + 1)."""
         parts: list[Tensor] = []
         for group in batch.groups:
-            windows = torch.from_numpy(group).to(self.compute.device)
+            windows = group.to(self.compute.device, non_blocking=True)
             parts += torch.split(windows, self.numerics.micro_batch)
         return parts
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self) -> Prepared | None:
         """Waits for the next batch and returns it; returns None at a stop or at the plan's end."""
         word_at = -math.inf
         while not self.stop.asked:
-            batch = self.batches.next()
+            batch = self.prefetcher.next()
             if batch is not None:
                 if self.protocol.phase != "train":
                     self.protocol.say("train", **self._words())
@@ -176,7 +179,6 @@ class Training:
                 word_at = time.monotonic()
             self._checkpoint_if_due()
             time.sleep(PLAN_POLL_S)
-            self.batches.reread()
         return None
 
     def _evaluate_if_due(self) -> None:

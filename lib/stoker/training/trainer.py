@@ -7,6 +7,7 @@ Only light modules are imported at the top: a stop must work while torch is bein
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -54,6 +55,7 @@ def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
         from stoker.training.load import load  # noqa: PLC0415 - torch takes seconds; see the first lines
 
         training = load(launch, protocol, stop, sealer)
+        gc.freeze()  # what was loaded stays: no later collection has to look through it
         stop.at_once = False
         ending = training.run()
         protocol.say(protocol.phase, finished=ending, remainder=training.batches.remainder)
