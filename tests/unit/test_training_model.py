@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from stoker.store.errors import ConfigError
-from stoker.training.attention import RMSNorm, rotary_tables, rotate
+from stoker.training.attention import KVCache, RMSNorm, rotary_tables, rotate
 from stoker.training.model import Model, initialize
 from stoker.training.shape import Shape
 
@@ -123,3 +124,15 @@ def test_heads_that_do_not_divide_the_width_are_refused() -> None:
         Shape.parse(model | {"heads": 3}, vocab_size=50, seq_len=8)
     with pytest.raises(ConfigError, match="lacks heads"):
         Shape.parse(model, vocab_size=50, seq_len=8)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_heads": 4, "tie_embeddings": True}, {"qk_norm": True}])
+def test_logits_with_kept_keys_and_values_are_those_of_the_whole_context(options: dict[str, Any]) -> None:
+    model = make(replace(SHAPE, **options))
+    ids = torch.randint(0, 50, (1, 32), generator=torch.Generator().manual_seed(1))
+    caches = [KVCache(model.shape, torch.device("cpu")) for _ in model.blocks]
+    with torch.inference_mode():
+        whole = model(ids)[0]
+        pieces = [ids[:, :20], *ids[:, 20:].split(1, dim=1)]
+        found = torch.stack([model.next_logits(piece, caches) for piece in pieces])
+    assert torch.allclose(found, whole[19:], atol=1e-5)

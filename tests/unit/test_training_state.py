@@ -266,6 +266,40 @@ def test_temperature_0_takes_the_likeliest_and_top_k_draws_from_no_other() -> No
     assert len({pick(logits, Sampling(temperature=50.0, top_k=0), generator) for _ in range(200)}) == 4
 
 
+def test_top_p_draws_from_the_fewest_that_have_the_share() -> None:
+    logits = torch.log(torch.tensor([0.1, 0.5, 0.15, 0.25]))
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(**how: Any) -> set[int]:
+        return {pick(logits, Sampling(1.0, seed=0, **how), generator) for _ in range(100)}
+
+    assert drawn(top_k=0, top_p=0.74) == {1, 3}
+    assert drawn(top_k=0, top_p=0.76) == {1, 2, 3}
+    assert drawn(top_k=2, top_p=0.6) == {1}  # of two, the likelier has two thirds
+    assert drawn(top_k=0, top_p=1e-9) == {1}
+
+
+def test_a_text_longer_than_the_windows_goes_on_from_the_last_half(run: TrainerRun) -> None:
+    path, _ = sealed(run, *trained(launch_of(run)))
+    text = TextModel(path)
+    model, context, begins = text._model, [text._eot, 7, 8], 0
+    drawn = list(text._draw(context[1:], 4 * SEQ_LEN, Sampling(temperature=0)))
+    for token in drawn:
+        if len(context) - begins > SEQ_LEN:
+            begins = len(context) - SEQ_LEN // 2
+        with torch.inference_mode():
+            logits = model(torch.tensor([context[begins:]]))[0, -1, : text._ids]
+        assert token == int(logits.argmax())
+        context.append(token)
+    assert len(drawn) == 4 * SEQ_LEN
+
+
+@pytest.mark.parametrize("share", ["0", "1.5"])
+def test_a_share_that_is_none_is_refused(share: str, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(generate, [str(tmp_path), "--top-p", share])
+    assert refused.exit_code == 2 and "--top-p" in refused.output  # `stoker` makes it 64
+
+
 def test_a_missing_or_foreign_launch_record_says_so(run: TrainerRun) -> None:
     with pytest.raises(UsageError, match="STOKER_RUN_DIR"):
         read_launch({})

@@ -79,11 +79,33 @@ class DocumentMask:
         return Documents(starts=F.pad(starts, (0, size - len(starts)), value=ids.numel()).int())
 
 
+class KVCache:
+    """The rotated keys and the values of one layer for the tokens seen so far, while text is generated."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        size = (1, shape.kv_heads, shape.seq_len, shape.width // shape.heads)
+        self._keys, self._values = torch.empty(size, device=device), torch.empty(size, device=device)
+        self.length = 0  # in tokens
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends keys and values (1, K, T, D): a first piece of any T, then one token at a time.
+
+        Returns those of all tokens.
+        """
+        start, self.length = self.length, self.length + k.shape[2]
+        self._keys[:, :, start : self.length], self._values[:, :, start : self.length] = k, v
+        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> Tensor:
-    """Returns the causal attention (B, H, T, D) of queries (B, H, T, D) to keys and values (B, K, T, D)."""
+    """Returns the causal attention (B, H, T, D) of queries (B, H, T, D) to keys and values (B, K, T, D).
+
+    A single query is that of the last token: it sees each of any number of keys.
+    """
     grouped = q.shape[1] != k.shape[1]
     if documents is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        is_causal = q.shape[2] == k.shape[2]
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
     if documents.starts is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=documents.allowed, enable_gqa=grouped)
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - few runs need it
@@ -119,7 +141,17 @@ class Attention(nn.Module):
             q, k = self.q_norm(q.float()), self.k_norm(k.float())  # as the weights: one fused kernel
         return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Documents | None = None) -> Tensor:
-        y = attend(*self.project(x, cos, sin), documents)
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        documents: Documents | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        q, k, v = self.project(x, cos, sin)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        y = attend(q, k, v, documents)
         mixed: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
         return mixed

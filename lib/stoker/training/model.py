@@ -6,13 +6,14 @@ Shapes in comments: B sequences, T tokens, C width, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.training.attention import Attention, DocumentMask, Documents, RMSNorm, rotary_tables
+from stoker.training.attention import Attention, DocumentMask, Documents, KVCache, RMSNorm, rotary_tables
 from stoker.training.recompute import recomputed
 from stoker.training.shape import Shape
 
@@ -41,8 +42,15 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(shape.width, shape.norm_eps)
         self.ffn = SwiGLU(shape.width, shape.ffn_width)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, documents: Documents | None = None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, documents)
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        documents: Documents | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, documents, cache)
         y: Tensor = x + self.ffn(self.ffn_norm(x))
         return y
 
@@ -70,6 +78,11 @@ class Model(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
+    @property
+    def output_weight(self) -> Tensor:
+        """The matrix (V, C) that makes logits of normed states."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
@@ -79,7 +92,20 @@ class Model(nn.Module):
         for block in self.blocks:
             run = partial(recomputed, block) if again else block
             x = run(x, cos, sin, documents)
-        return F.linear(self.norm(x), self.embedding.weight if self.head is None else self.head.weight)
+        return F.linear(self.norm(x), self.output_weight)
+
+    def next_logits(self, ids: Tensor, caches: Sequence[KVCache]) -> Tensor:
+        """Returns the logits (V,) of the token after ids (1, T), which follow the tokens in the caches.
+
+        The caches, one a layer, take up ids: the first tokens together, each later one by itself.
+        """
+        start = caches[0].length
+        cos, sin = (table[start : start + ids.shape[1]] for table in (self.cos, self.sin))
+        x = self.embedding(ids)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, cos, sin, None, cache)
+        logits: Tensor = F.linear(self.norm(x[0, -1]), self.output_weight)
+        return logits
 
     def loss_sum(self, windows: Tensor) -> Tensor:
         """Returns the cross-entropy in nats, summed over all B * T targets of windows (B, T + 1)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
+from stoker.training.attention import KVCache
 from stoker.training.model import Model
 from stoker.training.shape import Shape
 from stoker.training.state import load_parameters, read_json
@@ -19,10 +21,15 @@ from stoker.training.state import load_parameters, read_json
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: temperature 0 takes the likeliest, `top_k` 0 draws from all."""
+    """How a token is drawn: temperature 0 takes the likeliest.
+
+    Else it is drawn from the `top_k` likeliest (0: all), and of these from the fewest that have together at
+    least the share `top_p` of the probability (nucleus sampling, Holtzman et al. 2020).
+    """
 
     temperature: float = 0.8
     top_k: int = 50
+    top_p: float = 1.0
     seed: int = 0
 
 
@@ -58,15 +65,30 @@ class TextModel:
         """Yields tokens; puts end-of-text before the prompt, as before every document in training."""
         generator = torch.Generator().manual_seed(sampling.seed)
         context = [self._eot, *ids]
-        for _ in range(tokens):
-            window = torch.tensor([context[-self._model.shape.seq_len :]], device=self._device)
-            with torch.inference_mode():
-                logits = self._model(window)[0, -1, : self._ids].float().cpu()
-            token = pick(logits, sampling, generator)
+        for logits in islice(self._next_logits(context), tokens):
+            token = pick(logits[: self._ids].float().cpu(), sampling, generator)
             if token == self._eot:
                 return
             context.append(token)
             yield token
+
+    def _next_logits(self, context: list[int]) -> Iterator[torch.Tensor]:
+        """Yields the logits (V,) after a context to which the caller appends the token that it draws.
+
+        A context as long as the model's windows goes on from its last half, which is computed anew: positions
+        are counted from the first token in sight, as in training.
+        """
+        longest = self._model.shape.seq_len
+        sight, caches = context[-longest:], self._caches()
+        while True:
+            with torch.inference_mode():
+                yield self._model.next_logits(torch.tensor([sight], device=self._device), caches)
+            sight = context[-1:]
+            if caches[0].length == longest:
+                sight, caches = context[-max(1, longest // 2) :], self._caches()
+
+    def _caches(self) -> list[KVCache]:
+        return [KVCache(self._model.shape, self._device) for _ in self._model.blocks]
 
 
 def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -77,4 +99,8 @@ def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -
         least = torch.topk(logits, min(sampling.top_k, len(logits))).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
     chances = torch.softmax(logits / sampling.temperature, dim=0)
+    if sampling.top_p < 1:
+        sorted_, order = chances.sort(descending=True)
+        likelier = sorted_.cumsum(0) - sorted_  # the probability of the tokens before each
+        chances[order[likelier >= sampling.top_p]] = 0.0
     return int(torch.multinomial(chances, 1, generator=generator))

@@ -19,14 +19,21 @@ from stoker.store.errors import DataError, StorageError
 @click.option("--tokens", default=100, type=click.IntRange(1), help="At most so many more tokens.")
 @click.option("--temperature", default=0.8, type=click.FloatRange(0), help="0 takes the likeliest token.")
 @click.option("--top-k", default=50, type=click.IntRange(0), help="Draw from the k likeliest; 0 from all.")
+@click.option(
+    "--top-p",
+    default=1.0,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Of these, draw from the fewest that have this share of the probability.",
+)
 @click.option("--seed", default=0, type=int, help="The same seed gives the same text.")
 def generate(  # noqa: PLR0917 - click passes an argument per option
-    checkpoint: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
+    checkpoint: Path, prompt: str, tokens: int, temperature: float, top_k: int, top_p: float, seed: int
 ) -> None:
     """Continue a text with the model of CHECKPOINT, which is proven whole first.
 
     CHECKPOINT is a step-... directory; a run's directory or its checkpoints/ means the newest checkpoint in
-    it. The command needs no other files. Exit code 65: the checkpoint is not whole.
+    it. The command needs no other files. A text that outgrows the model's seq_len goes on from the last half
+    of that, again and again. Exit code 65: the checkpoint is not whole.
     """
     directory = max(checkpoints_at(checkpoint), key=lambda path: path.name)
     proof = prove_checkpoint(directory)
@@ -37,6 +44,6 @@ def generate(  # noqa: PLR0917 - click passes an argument per option
     from stoker.training.sampling import Sampling, TextModel
 
     model = TextModel(directory)
-    text = model.continue_text(prompt, tokens, Sampling(temperature, top_k, seed))
+    text = model.continue_text(prompt, tokens, Sampling(temperature, top_k, top_p, seed))
     sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.buffer.flush()
