@@ -222,13 +222,17 @@ def test_a_text_is_continued_from_the_checkpoint_alone_and_alike_for_a_seed(
 
 def test_a_model_with_every_option_is_trained_with_its_mask_and_generates(run: TrainerRun) -> None:
     model = {**run.record("launch-1")["model"], "qk_norm": True, "document_mask": True}
-    write_record(run.layout.launch, run.record("launch-1") | {"steps": 2, "model": model, "eot": 5})
+    write_record(
+        run.layout.launch,
+        run.record("launch-1") | {"steps": 2, "model": model, "eot": 5, "recompute": "blocks"},
+    )
     sealer = Sealer(run.layout.checkpoints, "launch-1")
     training = load(launch_of(run), Protocol("", "launch-1"), Stop(), sealer)
     masked = training.model.mask
     assert masked is not None
     allowed = masked(torch.tensor([[1, 5, 2]])).allowed
     assert allowed is not None and allowed[0, 0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    assert training.model.recompute
     assert training.run() == "steps"
     sealer.end()
     (path,) = run.checkpoints()

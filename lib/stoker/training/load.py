@@ -57,6 +57,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
     if model.shape.document_mask:
         model.mask = DocumentMask(launch.eot, varlen=numerics.attention == "varlen_documents")
+    model.recompute = numerics.recompute == "blocks"
     if launch.resume_from is None:
         initialize(model, launch.seed)
     model.to(compute.device)
