@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.plan.log import read_plan
+from stoker.plan.timelines import read_timelines
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.audit.audit import audit_run
@@ -49,6 +50,42 @@ def test_another_batch_and_from_an_entry_on_another_length_keep_the_books_true(
     audit = audit_run(run.data.pipeline)
     assert audit.findings == ()
     assert audit.plan.applied == 240 + 16 * BATCH
+
+
+def wsd(home: Path, template: Path, steps: int) -> TrainPipeline:
+    """A run whose decay begins after three quarters, with few checkpoints besides the one there."""
+    schedule = {"name": "wsd", "warmup_steps": 2, "decay": 0.25}
+    seals = {"every": None, "every_steps": 19, "keep_last": 1, "busy": "skip"}
+    return make_training(
+        template, home, train__steps=steps, train__schedule=schedule, train__checkpoint=seals
+    )
+
+
+def test_a_longer_horizon_of_wsd_starts_where_its_decay_began_or_says_why_not(
+    shard_sets: Path, tmp_path: Path
+) -> None:
+    run = wsd(tmp_path / "wsd", shard_sets, 40)
+    assert run.once().returncode == 0
+    kept = [run.run.checkpoints / f"step-0000000{step}" for step in (30, 40, 60)]
+    assert set(run.checkpoints()) >= {kept[0].name, kept[1].name} and run.events("horizon_longer") == []
+    run = wsd(tmp_path / "wsd", shard_sets, 80)
+    assert run.once().returncode == 0
+    (event,) = run.events("horizon_longer")
+    assert (event["step"], event["left"], event["steps"]) == (30, 40, 80)
+    (fork,) = read_timelines(run.run.timelines).forks
+    assert (fork.from_step, fork.skip, fork.reason) == (30, (), "longer horizon: 80 steps")
+    steps = {(row["timeline"], row["step"]) for row in run.rows() if "loss" in row}
+    assert steps == {(0, step) for step in range(1, 41)} | {(1, step) for step in range(31, 81)}
+    assert audit_run(run.data.pipeline).findings == ()
+    assert kept[0].exists() and kept[2].exists()
+    assert run.data.status(TRAIN_SUPERVISOR)["timeline_reason"] == fork.reason
+
+    shutil.rmtree(kept[2])
+    run = wsd(tmp_path / "wsd", shard_sets, 88)
+    assert run.once().returncode == 0
+    (missing,) = run.events("milestone_missing")
+    assert missing["step"] == 60 and "goes on from step 80" in missing["message"]
+    assert run.last_step() == 88 and read_timelines(run.run.timelines).current == 1
 
 
 def test_a_set_that_rots_while_it_is_read_is_restored_and_the_run_goes_on(

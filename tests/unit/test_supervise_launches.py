@@ -10,6 +10,7 @@ import pytest
 from stoker.config.schema import Schedule
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines
+from stoker.supervise.run.horizon import longer_from, milestones
 from stoker.supervise.run.launch_record import (
     SETTINGS,
     Launched,
@@ -64,6 +65,38 @@ def test_a_committed_step_was_made_by_the_last_launch_of_its_history_that_began_
     makers = Makers([launched(*one) for one in launches], timelines)
     found = {step: makers.of(step) for step in expected}
     assert {step: one.launch if one else None for step, one in found.items()} == expected
+
+
+def decaying(timeline: int, step: int, begins: int | None) -> Launched:
+    return Launched("x", timeline, step, {"schedule": {"decay_begins": begins} if begins else {}}, "")
+
+
+@pytest.mark.parametrize(
+    ("launches", "step", "begins", "start"),
+    [
+        ([(0, 0, 80)], 100, 160, 80),
+        ([(0, 0, 80), (0, 85, 80)], 90, 81, 80),  # another launch of the same decay
+        ([(0, 0, 80)], 80, 160, None),  # not past its begin
+        ([(0, 0, 80)], 100, 80, None),  # as long
+        ([(0, 0, 80)], 100, 40, None),  # shorter
+        ([(0, 0, 80)], 100, None, None),  # another schedule now
+        ([(0, 0, None), (0, 90, None)], 100, 160, None),  # another schedule before
+        ([(0, 0, 80), (0, 70, 64)], 75, 160, 70),  # a shorter horizon began to decay at once
+        ([(0, 0, 80), (0, 90, 160)], 90, 160, None),  # it has gone on from there once, and died
+        ([(0, 0, 80), (0, 90, 160)], 150, 320, None),  # that decay is long past, 150 is none
+        ([(0, 0, 80), (1, 50, 160)], 165, 320, 160),
+    ],
+)
+def test_a_longer_horizon_starts_where_the_decay_of_the_newest_steps_began(
+    launches: list[tuple[int, int, int | None]], step: int, begins: int | None, start: int | None
+) -> None:
+    forks = Timelines((Timeline(1, 0, 50, (), ""),)) if launches[-1][0] else Timelines()
+    made = [decaying(*one) for one in launches]
+    assert longer_from(made, forks, step=step, begins=begins) == start
+
+
+def test_the_steps_where_decays_begin_are_milestones() -> None:
+    assert milestones([decaying(0, 0, 80), decaying(0, 90, 160), decaying(0, 95, None)]) == {80, 160}
 
 
 def body(name: str, **changes: Any) -> dict[str, Any]:

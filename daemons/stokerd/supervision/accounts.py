@@ -25,6 +25,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import new_id, read_or_set_aside, utc_now, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run import record as run_record
+from stoker.supervise.run.horizon import longer_from
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, finished_at, last_step, mark
@@ -52,8 +53,9 @@ class Accounts:
         self.headway = WindowRate(known)  # with short waits for data: decides the run's time left
         self.wait = DataWait(context.pipeline.plan.hold)
         self.timeline = 0  # the current timeline when it was last read
+        self.forked = ""  # why the current timeline was begun
         with contextlib.suppress(DataError):  # whoever needs more of the timelines fails of it
-            self.timeline = self.timelines().current
+            self.history()
         self.last_step = self.config.horizon  # of the run, computed from the newest checkpoint
         self._written: tuple[Any, ...] = ()  # the facts in consumed.json
         self._written_rate = 0.0
@@ -63,7 +65,10 @@ class Accounts:
 
     def history(self) -> History:
         """Returns the current timeline and the ones it descends from."""
-        return ancestry(self.timelines())
+        timelines = self.timelines()
+        self.timeline = timelines.current
+        self.forked = timelines.forks[-1].reason if timelines.forks else ""
+        return ancestry(timelines)
 
     def skips(self) -> tuple[Skip, ...]:
         """Returns the ranges of the plan that the current timeline skips."""
@@ -115,6 +120,14 @@ class Accounts:
         plan, skipped = self.planner.plan, self.skips()
         return finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
 
+    def longer_from(self, at: Checkpoint) -> int | None:
+        """Returns the step that a raised `train.steps` of wsd starts from; None: from this checkpoint."""
+        if self.config.steps is None:  # a horizon in tokens moves with the batch, and nobody raised it
+            return None
+        begins = self.config.schedule.decay_begins(self.config.steps)
+        launches, _ = read_launches(self.run.launches)
+        return longer_from(launches, self.timelines(), step=at.step, begins=begins)
+
     def windows_left(self, position: Position) -> int:
         """Returns how many windows of the plan follow a position, without the skipped ones."""
         return left_after(self.planner.plan, position, self.skips())
@@ -152,7 +165,6 @@ class Accounts:
     def keep(self, at: Checkpoint) -> None:
         """Writes consumed.json where it has changed: the stage-shard loop evicts and hydrates by it."""
         history, plan = self.history(), self.planner.plan
-        self.timeline = history[0][0]
         finished, keep_last = self.over(at), self.config.checkpoint.keep_last
         low_water = mark(self.run.checkpoints, history, plan, keep_last=keep_last, newest=at.step)
         rate = self.pace.windows_per_s or 0.0

@@ -82,6 +82,7 @@ class Effects:
             self.workers.stop()
         if phase is Phase.PROVING:
             self.requests.take_up()
+            self.run.keep_milestones()
             self.run.checkpoints.note_sealed(self.run.accounts.history())
             for name in self.run.checkpoints.before_selection():
                 self.run.events.record("leftover_removed", path=f"checkpoints/{name}")
@@ -142,9 +143,12 @@ class Effects:
         run = self.run
         self._stop_mirror()
         self.workers.stop()  # they may read checkpoints, which the rollback moves
-        if self.requests.roll_back(action.request):
+        is_made = self.requests.roll_back(action.request) if action.request else self.requests.lengthen()
+        if is_made:
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(trainer=None, exit=None, is_settled=False)
+        elif not action.request:
+            run.change(is_decay_kept=True)
         left = tuple(one for one in run.state.rollbacks if one != action.request)
         run.change(rollbacks=left, look=run.state.look if run.state.look == "done" else "")
 

@@ -130,7 +130,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         case Phase.CLEANING:
             return replace(seen, left=effects.leftovers())
         case Phase.PROVING:
-            rollback = effects.requests.next_rollback()
+            rollback = effects.requests.next_rollback() or effects.requests.longer_horizon()
             if rollback is not None:
                 return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
             return _proving(run, seen)

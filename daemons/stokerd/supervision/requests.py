@@ -90,16 +90,46 @@ class Requests:
                 outcome = rollback.outcome_of(fork, run.planner.plan, ())
             else:
                 fork = self._decided(ask)
-                run.store.rolled_back(fork.from_step)
-                moved = rollback.roll_back(run.layout, fork, run.pipeline.quarantine)
+                moved = self._make(fork)
                 outcome = rollback.outcome_of(fork, run.planner.plan, moved.names)
-                self._report_moved(fork, moved)
                 words = {key: value for key, value in outcome.items() if key != "moved"}
                 self.events.record("rolled_back", "warning", **words, reason=fork.reason, request=request.id)
         except (RollbackRefused, DataError, Transient) as refusal:
             is_made, outcome = False, self._refused(request, refusal)
         self.box.finish(request, outcome)
         return is_made
+
+    def longer_horizon(self) -> AskedRollback | None:
+        """Returns the way back to where the decay of wsd began, if the horizon is longer now."""
+        run = self.run
+        if not run.state.is_settled or run.state.is_decay_kept:
+            return None
+        if (to := run.accounts.longer_from(run.at)) is None:
+            return None
+        return AskedRollback("", to, checkpoint_name(to), to in self._standing().steps, self._copy(to))
+
+    def lengthen(self) -> bool:
+        """Begins the timeline of a longer horizon; returns False where the run goes on from its newest."""
+        run, steps = self.run, self.run.pipeline.train.steps
+        to, left = run.accounts.longer_from(run.at), run.at.step
+        if to is None:
+            return False
+        try:
+            self._make(self._decided(Ask(to, reason=f"longer horizon: {steps} steps")))
+        except (RollbackRefused, DataError, Transient) as refusal:
+            message = f"it goes on from step {left}, whose learning rate has decayed: {refusal}"
+            self.events.record("milestone_missing", "warning", step=to, steps=steps, message=message)
+            return False
+        message = "the steps after the decay's begin are given up, and made again at the peak rate"
+        self.events.record("horizon_longer", "warning", step=to, left=left, steps=steps, message=message)
+        return True
+
+    def _make(self, fork: Timeline) -> Moved:
+        """Makes a decided rollback."""
+        self.run.store.rolled_back(fork.from_step)
+        moved = rollback.roll_back(self.run.layout, fork, self.run.pipeline.quarantine)
+        self._report_moved(fork, moved)
+        return moved
 
     def _consider(self, request: Request) -> Mapping[str, Any] | None:
         """Refuses a rollback that cannot be made; accepts any other, for when the trainer has ended."""

@@ -14,6 +14,8 @@ from stoker.kit.metrics import SAVE_BUCKETS, STEP_BUCKETS, Metrics
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
+from stoker.supervise.run.horizon import milestones
+from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import RunState
 from stokerd.supervision.accounts import Accounts, RunStore
@@ -86,6 +88,10 @@ class Run:
     def at(self) -> Checkpoint:
         """The newest proven checkpoint, or the run's beginning where there is none."""
         return self.newest or BEGINNING
+
+    def keep_milestones(self) -> None:
+        """Makes retention keep the checkpoints where the decays of the recorded launches begin."""
+        self.checkpoints.keep_also(milestones(read_launches(self.layout.launches)[0]))
 
     def run_id(self, *, or_of_newest: bool = False) -> str | None:
         """Returns the run's id from its record or, with `or_of_newest`, from its newest proven checkpoint."""

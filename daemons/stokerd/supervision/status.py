@@ -213,6 +213,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         **said,
         "run": train.run,
         "timeline": accounts.timeline,
+        "timeline_reason": accounts.forked or None,
         "run_state": record.state if record and not wait.what else "waiting",
         "at_rest": run.state.is_at_rest,
         "finished": record.finished if record else None,

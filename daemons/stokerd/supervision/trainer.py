@@ -80,6 +80,7 @@ class TrainerControl:
         line = launch_record.launched_body(body, resume_step=step, time=utc_now())
         if damage := launch_record.note_launch(run.layout.launches, line):
             run.events.record("launch_log_damaged", "warning", message=damage[0])
+        run.keep_milestones()
         run.store.launching()  # last: a launch that a full disk prevents is not counted
         words: dict[str, Any] = {"launch": launch.launch, "resume_step": step}
         words |= {} if launch.until is None else {"until": launch.until}

@@ -126,7 +126,7 @@ class ClearLeftovers(Action):
 
 @dataclass(frozen=True)
 class MakeRollback(Action):
-    """Make or refuse the rollback of a request, and answer."""
+    """Make or refuse the rollback of a request, and answer; that of a longer horizon where it is ""."""
 
     request: str
 

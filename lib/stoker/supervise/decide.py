@@ -26,7 +26,7 @@ GUARD_MARGIN_S = 30.0  # beyond the stop time: by then a working guard has kille
 class AskedRollback:
     """The next rollback to make."""
 
-    request: str
+    request: str  # its id; "": a longer horizon, which starts where the decay of the old one began
     to: int  # the step
     target: str = ""  # the checkpoint of that step; "": none is needed
     is_here: bool = True  # the target is among the local checkpoints

@@ -127,6 +127,7 @@ class RunState:
     look_problem: str = ""
     is_warm_awaited: bool = False  # a listing or fetch that must succeed has failed
     is_settled: bool = False  # record and plan agree with the newest proven checkpoint
+    is_decay_kept: bool = False  # a longer horizon cannot start where the decay began: it starts here
     resume: str = ""  # the name of that checkpoint, "" at the run's beginning
 
     # waiting

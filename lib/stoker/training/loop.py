@@ -98,7 +98,7 @@ class Training:
         if ending in ("steps", "data_exhausted") and not self._evaluate():
             ending = "stopped"
         self.prefetcher.close()
-        self._seal_last_step()
+        self._seal_this_step()
         return ending
 
     def change_numerics(self, **changes: Any) -> None:
@@ -219,7 +219,9 @@ class Training:
         return not self.stop.asked
 
     def _checkpoint_if_due(self) -> None:
-        if self.saver.is_due(self.progress.step):
+        if self.progress.step == self.schedule.decay_begins:  # a longer horizon may start at this very step
+            self._seal_this_step()
+        elif self.saver.is_due(self.progress.step):
             self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -229,8 +231,10 @@ class Training:
         self.saver.save(*self._contents())
         self.protocol.say(phase, **self._words())
 
-    def _seal_last_step(self) -> None:
-        """Waits for the save in flight, then for that of the last step; tries a failed one once more."""
+    def _seal_this_step(self) -> None:
+        """Waits for the save in flight, then for that of this step; tries a failed one once more."""
+        if self.saver.has_sealed(self.progress.step):
+            return
         phase = self.protocol.phase
         while not self.saver.has_sealed(self.progress.step):
             self.protocol.say("checkpoint", **self._words())

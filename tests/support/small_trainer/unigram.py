@@ -86,12 +86,7 @@ class Training:
             self._save_if_due()
         if ending in ("steps", "data_exhausted"):
             self._evaluate()
-        while not self.saver.has_sealed(self.step):
-            self.protocol.say("checkpoint", **self._words())
-            self.saver.wait()
-            if self.saver.saved_step != self.step:
-                self._save()
-        self.protocol.say("train", **self._words())
+        self._seal_this_step()
         return ending
 
     def _make_step(self, batch: Batch) -> None:
@@ -138,8 +133,18 @@ class Training:
         self.protocol.say("train", **self._words())
 
     def _save_if_due(self) -> None:
-        if self.saver.is_due(self.step):
+        if self.step == self.launch.schedule.get("decay_begins"):
+            self._seal_this_step()
+        elif self.saver.is_due(self.step):
             self._save()
+
+    def _seal_this_step(self) -> None:
+        while not self.saver.has_sealed(self.step):
+            self.protocol.say("checkpoint", **self._words())
+            self.saver.wait()
+            if self.saver.saved_step != self.step:
+                self._save()
+        self.protocol.say("train", **self._words())
 
     def _save(self) -> None:
         launch, phase, head = self.launch, self.protocol.phase, self.batches.plan.head

@@ -159,7 +159,8 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     if body.get("waiting_for"):
         yield "waiting for", f"{body['waiting_for']}, since {body['waiting_since']}"
     if body.get("step") is not None:
-        fork = f", on timeline {body['timeline']}" if body.get("timeline") else ""
+        why = f" ({body['timeline_reason']})" if body.get("timeline_reason") else ""
+        fork = f", on timeline {body['timeline']}{why}" if body.get("timeline") else ""
         done = f" ({100 * body['step'] / body['steps']:.1f} %)" if body["steps"] else ""
         yield "step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"
     yield "loss", losses(body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +59,8 @@ class Checkpoints:
         self._quarantine = pipeline.layout.quarantine
         self._budget = pipeline.quarantine
         keep = pipeline.train.checkpoint
-        self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, frozenset(keep.milestones))
+        self._milestones = frozenset(keep.milestones)
+        self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, self._milestones)
         self.kept: set[str] = set()  # names that retention spares until the next launch
         self._proven: dict[str, Checkpoint] = {}
         self._retry_at: dict[str, float] = {}
@@ -74,6 +75,10 @@ class Checkpoints:
     def sealed(self) -> Checkpoint | None:
         """The newest checkpoint that `note_sealed` found, while it exists."""
         return self._sealed if self._sealed is not None and self._sealed.path.exists() else None
+
+    def keep_also(self, milestones: frozenset[int]) -> None:
+        """Makes retention keep these steps besides the configured ones."""
+        self.policy = replace(self.policy, milestones=self._milestones | milestones)
 
     def get(self, name: str) -> Checkpoint | None:
         """Returns the proven checkpoint with this name."""
