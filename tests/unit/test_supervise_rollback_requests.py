@@ -124,3 +124,20 @@ def test_what_cannot_be_is_refused_without_a_stop(case: Case) -> None:
     case.ask(15)
     (refused,) = case.consider()
     assert "possible are 30, 20, 10, 0" in refused["refused"] and case.run.state.rollbacks == ()
+
+
+@pytest.mark.parametrize("verdict", ["proven", "invalid"])
+def test_a_longer_horizon_goes_back_to_its_milestone_once_that_is_proven_or_says_why_not(
+    case: Case, verdict: str
+) -> None:
+    case.run.accounts.longer_from = lambda at: 20
+    assert case.requests.longer_horizon() is None  # before the newest checkpoint is known
+    case.run.change(is_settled=True, proofs={"step-000000020": verdict})
+    asked = case.requests.longer_horizon()
+    assert asked is not None and (asked.request, asked.to, asked.is_here) == ("", 20, True)
+    assert case.requests.lengthen() is (verdict == "proven")
+    kept = verdict == "invalid"
+    assert case.here() == ([10, 20, 30] if kept else [10, 20])
+    assert case.words == (["milestone_missing"] if kept else ["checkpoints_abandoned", "horizon_longer"])
+    case.run.change(is_decay_kept=kept)
+    assert (case.requests.longer_horizon() is None) is kept

@@ -53,6 +53,7 @@ def shown(**changes: Any) -> dict[str, Any]:
         headway=SimpleNamespace(windows_per_s=changes.get("windows_per_s", 2.0)),
         wait=changes.get("wait", DataWait(60.0)),
         timeline=0,
+        forked="",
     )
     checkpoints = SimpleNamespace(
         newest=changes.get("checkpoint", PROVEN), sealed=changes.get("sealed", PROVEN)
