@@ -30,7 +30,7 @@ def kept(tmp_path: Path) -> TrainPipeline:
     return TrainPipeline(DataPipeline(tmp_path, file, load_pipeline(file)), with_torch=True)
 
 
-def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipeline) -> None:
+def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipeline, tmp_path: Path) -> None:
     data, before, rows = kept.data, kept.data.sets(), kept.rows()
     assert data.once("download_watchdog").returncode == 0
     data.build()
@@ -45,5 +45,9 @@ def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipelin
     assert kept.rows()[: len(rows)] == rows
     assert kept.last_step() == LAST_STEP
     assert [event["resume_step"] for event in kept.events("trainer_launched")][-1] == 40
+    (event,) = kept.events("bits_end_here")  # its kernels are no more
+    assert event["step"] == 40 and "optimizer: adamw_loop -> " in event["message"]
+    refused = stoker("replay", data.file, "main", tmp_path / "out")
+    assert (refused.returncode, "their numerics are not on record" in refused.stderr) == (78, True)
     audited = stoker("audit", data.file, "--deep", "--json")
     assert json.loads(audited.stdout)["findings"] == []

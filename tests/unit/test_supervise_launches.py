@@ -15,6 +15,7 @@ from stoker.supervise.run.launch_record import (
     SETTINGS,
     Launched,
     Makers,
+    last_begun,
     launched_body,
     note_launch,
     read_launches,
@@ -65,6 +66,12 @@ def test_a_committed_step_was_made_by_the_last_launch_of_its_history_that_began_
     makers = Makers([launched(*one) for one in launches], timelines)
     found = {step: makers.of(step) for step in expected}
     assert {step: one.launch if one else None for step, one in found.items()} == expected
+
+
+def test_a_line_written_in_the_middle_of_a_launch_is_not_its_beginning() -> None:
+    lines = [launched("a", 0, 0), launched("b", 0, 20), launched("b", 0, 20), launched("b", 0, 30)]
+    assert last_begun(lines) == 20
+    assert last_begun([]) == 0
 
 
 def decaying(timeline: int, step: int, begins: int | None) -> Launched:

@@ -59,6 +59,14 @@ def test_a_save_that_failed_or_was_made_in_place_is_told_once() -> None:
     assert (later.saves_failed, later.saves_in_place) == ((), ())
 
 
+def test_numerics_are_told_with_their_step_and_kept_until_they_are_recorded() -> None:
+    launch = Launch("a", 0, None, 5, Path("socket"))
+    trainer = Trainer(launch, ProcessId(1, 1), TrainerView("a", 0.0, 0.0), Stillness(0.0, 0.0), sample_at=0.0)
+    said = [b'LAUNCH=a\nPHASE=train\nSTEP=0\nNUMERICS={"micro_batch":8}', b"LAUNCH=a\nNUMERICS=[8]"]
+    after = trainer.after_words(said, 1.0).after_words([b'LAUNCH=a\nSTEP=7\nNUMERICS={"x":null}'], 2.0)
+    assert after.numerics == ((0, {"micro_batch": 8}), (7, {"x": None}))
+
+
 @given(st.binary(max_size=300))
 def test_no_datagram_breaks_the_reader(datagram: bytes) -> None:
     parse(b"LAUNCH=a\n" + datagram, "a")

@@ -10,10 +10,12 @@ import pytest
 
 from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.timelines import Timeline, Timelines, ancestry
-from stoker.store.errors import DataError
-from stoker.supervise.replay.replay_site import Phase, Site, forbids, link_sets, phases
+from stoker.store.errors import ConfigError, DataError
+from stoker.supervise.replay.replay_phases import Phase, insist_on_equal_bits, phases
+from stoker.supervise.replay.replay_site import Site, link_sets
 from stoker.supervise.replay.replay_verdict import read_rows, row_differences
 from stoker.supervise.run.launch_record import Launched
+from stoker.supervise.run.numerics_record import LEGACY
 from support.pipelines import make_pipeline
 from support.trainer_run import make_shard_set
 
@@ -104,19 +106,41 @@ def test_a_step_that_no_launch_on_record_made_is_refused() -> None:
         phases([launched(0, 20)], Timelines(), timeline=0, to=60)
 
 
-def test_only_what_decides_bits_forbids_a_comparison() -> None:
-    recorded = {
-        "compute": {"device": "cpu", "precision": "float32", "threads": 2, "micro_batch": 4},
-        "versions": {"torch": "2.5.0", "numpy": "1.26", "python": "3.11"},
-    }
-    assert forbids(recorded, recorded) == []
-    assert forbids(recorded, {"versions": {"torch": "2.5.0"}}) == []
-    assert forbids(recorded, {**recorded, "versions": {"torch": "2.5.0", "numpy": "2.0"}}) == []
-    other = {"compute": {**recorded["compute"], "threads": 4}, "versions": {"torch": "2.6.0"}}
-    assert forbids(recorded, other) == [
-        "torch is 2.5.0 in the recorded run and 2.6.0 here",
-        "threads is 2 in the recorded run and 4 here",
-    ]
+MADE = {"device": "cpu", "card": None, "cuda": None, "cpu": "AVX2", "torch": "2.13.0", "micro_batch": 8}
+ON_CARD = {**MADE, "device": "cuda", "card": "H100"}
+
+
+def made(first: int, numerics: Any, *, deterministic: bool = True) -> Phase:
+    return Phase(first, first + 19, 0, {"numerics": numerics, "deterministic": deterministic})
+
+
+@pytest.mark.parametrize(
+    ("parts", "sealed", "said"),
+    [
+        ([made(1, MADE)], MADE, ""),
+        # Another wish with the same result, and a field that only one of them has.
+        ([made(1, MADE), made(21, {**MADE, "micro_batch_asked": 8, "later": 1})], MADE, ""),
+        ([made(1, ON_CARD)], ON_CARD, ""),
+        ([made(1, MADE, deterministic=False)], MADE, ""),
+        ([made(1, None)], None, "steps 1 to 20: their numerics are not on record"),
+        # A run that began before there were numerics: not whole.
+        ([made(1, dict(LEGACY)), made(21, MADE)], MADE, "steps 1 to 20: their numerics are not on record"),
+        ([made(1, MADE), made(21, ON_CARD)], None, "(device: cpu -> cuda; card: none -> H100); "),
+        ([made(1, MADE), made(21, ON_CARD), made(41, MADE)], None, "up to there: --to 20"),
+        ([made(1, MADE), made(21, MADE), made(41, {**MADE, "micro_batch": 4})], None, "--to 40"),
+        ([made(1, MADE), made(21, None)], None, "changed (to unknown ones); replay it up to there: --to 20"),
+        ([made(1, ON_CARD, deterministic=False)], None, "on cuda with train.deterministic: false"),
+        # The supervisor died before it heard of a smaller micro-batch.
+        ([made(1, MADE)], {**MADE, "micro_batch": 4}, "step-7: it was made with other numerics"),
+    ],
+)
+def test_only_steps_of_the_same_numerics_can_be_repeated(parts: list[Phase], sealed: Any, said: str) -> None:
+    if not said:
+        insist_on_equal_bits(parts, "step-7", sealed)
+        return
+    with pytest.raises(ConfigError) as refusal:
+        insist_on_equal_bits(parts, "step-7", sealed)
+    assert said in str(refusal.value)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

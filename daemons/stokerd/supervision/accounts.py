@@ -26,7 +26,7 @@ from stoker.store.record import new_id, read_or_set_aside, utc_now, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run import record as run_record
 from stoker.supervise.run.horizon import longer_from
-from stoker.supervise.run.launch_record import read_launches
+from stoker.supervise.run.launch_record import last_begun, read_launches
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, finished_at, last_step, mark
 from stoker.supervise.run.record import Heldout, RunRecord, configured, pinned
@@ -81,7 +81,7 @@ class Accounts:
         if self.store.settle(checkpoint):
             self.events.record("run_record_restored", "warning", source=checkpoint.path.name)
         launches, _ = read_launches(self.run.launches)
-        if launches and checkpoint.step > launches[-1].resume_step:
+        if launches and checkpoint.step > last_begun(launches):
             self.store.fruitful()  # the last launch has sealed a checkpoint
         restore_timelines(self.run.timelines, read_timelines(checkpoint.path / TIMELINES_COPY))
         self.planner.belongs_to(self.store.begun.identity.run_id)

@@ -19,7 +19,7 @@ from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run import launch_record
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.run.numerics_record import of_checkpoint
+from stoker.supervise.run.numerics_record import differences, of_checkpoint
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
 
@@ -34,6 +34,7 @@ class TrainerControl:
         self.run, self.context = run, run.context
         self.guarded: GuardedTrainer | None = None
         self._heard_at = time.monotonic()
+        self._body: dict[str, Any] = {}  # of launch.json
 
     @property
     def pids(self) -> set[int]:
@@ -77,9 +78,8 @@ class TrainerControl:
             numerics=of_checkpoint(launch.resume_from) if launch.resume_from else None,
         )
         write_record(run.layout.launch, body)
-        line = launch_record.launched_body(body, resume_step=step, time=utc_now())
-        if damage := launch_record.note_launch(run.layout.launches, line):
-            run.events.record("launch_log_damaged", "warning", message=damage[0])
+        self._note_launch(body, step)
+        self._body = body
         run.keep_milestones()
         run.store.launching()  # last: a launch that a full disk prevents is not counted
         words: dict[str, Any] = {"launch": launch.launch, "resume_step": step}
@@ -101,7 +101,30 @@ class TrainerControl:
             work = work_of(process.pid for process in children_tree(guarded.pid))
             trainer = trainer.sampled(work, now, next_at=now + EVIDENCE_S)
         self.run.change(trainer=trainer.excused(now) if gap_s > GAP_S else trainer)
+        with contextlib.suppress(StorageError):  # the state disk is full: the next call tries again
+            self._note_numerics()
         return end
+
+    def _note_numerics(self) -> None:
+        """Records the numerics that the trainer told; steps after them are made by these."""
+        run, (trainer, _) = self.run, self._running()
+        for step, numerics in trainer.numerics:
+            before = self._body["numerics"]
+            if numerics != before:
+                body = {**self._body, "numerics": numerics}
+                self._note_launch(body, step)
+                write_record(run.layout.launch, body)
+                self._body = body
+            if step and before is not None and (changes := differences(before, numerics)):
+                run.events.record("bits_end_here", "warning", step=step, message="; ".join(changes))
+        if trainer.numerics:
+            run.change(trainer=replace(trainer, numerics=()))
+
+    def _note_launch(self, body: dict[str, Any], step: int) -> None:
+        """Notes in the log of launches that the steps after this one have these settings."""
+        line = launch_record.launched_body(body, resume_step=step, time=utc_now())
+        if damage := launch_record.note_launch(self.run.layout.launches, line):
+            self.run.events.record("launch_log_damaged", "warning", message=damage[0])
 
     def _measure(self, before: Trainer, after: Trainer) -> None:
         """Counts and records what the trainer's last words tell."""

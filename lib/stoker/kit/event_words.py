@@ -123,6 +123,7 @@ _SHARD: Words = {
     "worker_recycled": "a builder ended at a commit point for its size",
 }
 _TRAIN: Words = {
+    "bits_end_here": "further steps are made with other numerics: a replay cannot go past this step",
     "checkpoint_failed": "a checkpoint could not be sealed; the next save tries again",
     "checkpoint_fetched": "a checkpoint came back from the mirror",
     "checkpoint_in_place": "memory is short for a copy; training waits while a checkpoint is written",

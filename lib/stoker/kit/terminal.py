@@ -34,6 +34,7 @@ _OPTIONAL = re.compile(r"\[([^][]*)\]")
 # form. {field} is the field formatted for a person, {field:noun} a number of nouns; [...] is left out where
 # one of its fields is missing.
 SENTENCES = {
+    "bits_end_here": "from step {step} on the bits of the run are those of other numerics: {message}",
     "checkpoint_fetched": "checkpoint of step {step} is copied back from the mirror: {message}",
     "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
     "checkpoint_proven": "checkpoint of step {step} is proven whole",

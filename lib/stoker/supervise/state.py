@@ -49,6 +49,8 @@ class Trainer:
     saves_s: tuple[float, ...] = ()
     saves_failed: tuple[str, ...] = ()  # why, as the last words tell
     saves_in_place: tuple[str, ...] = ()
+    # What it told of its numerics, with the steps made before, and is not recorded yet.
+    numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     stop_asked_at: Moment | None = None
 
     @property
@@ -66,12 +68,15 @@ class Trainer:
         view, times = self.view, self.step_times
         steps_s, saves_s = list[float](), list[float]()
         failed, in_place = list[str](), list[str]()
+        numerics = list(self.numerics)
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
             if said is None:
                 continue
             failed += [said["save_failed"]] if "save_failed" in said else []
             in_place += [said["save_in_place"]] if "save_in_place" in said else []
+            if "numerics" in said:
+                numerics.append((said.get("step", self.step), said["numerics"]))
             before, view = view, heard(view, said, now)
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.moved_at)
@@ -90,6 +95,7 @@ class Trainer:
             saves_s=tuple(saves_s),
             saves_failed=tuple(failed),
             saves_in_place=tuple(in_place),
+            numerics=tuple(numerics),
         )
 
     def sampled(self, work: Work, now: float, *, next_at: float) -> Trainer:

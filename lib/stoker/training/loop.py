@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stoker.checkpoints.handover import File, Sealer
 from stoker.checkpoints.saver import Saver
-from stoker.store.errors import DataError
+from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import utc_now
 from stoker.training.batches import Batches
 from stoker.training.device import Compute
@@ -105,8 +105,10 @@ class Training:
         """Makes all further steps with these fields of `numerics` changed, and tells the supervisor.
 
         It records that bits end after the last step made. What changes before `run` was never used: set
-        `numerics` then, and `run` tells it.
+        `numerics` then, and `run` tells it. Raises ConfigError in a replay, which goes on with no others.
         """
+        if self.launch.is_replay and changes:
+            raise ConfigError(f"this machine needs {changes}, the recorded run did not: replay it elsewhere")
         self.numerics = replace(self.numerics, **changes)
         self.protocol.say(self.protocol.phase, numerics=self.numerics.word(), **self._words())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from stoker.checkpoints.seal import Tensor, tensor_files
 from stoker.plan.positions import START, Position
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.direct import hash_file
-from stoker.store.errors import DataError
+from stoker.store.errors import ConfigError, DataError
 from stoker.store.files import canonical_json
 from stoker.store.record import utc_now
+from stoker.supervise.run.numerics_record import differences
 from stoker.training.batches import Batch, Batches
 from stoker.training.launch import Launch
 from stoker.training.metrics_log import MetricsLog
@@ -42,6 +44,7 @@ class Training:
     def __init__(self, launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> None:
         self.launch, self.protocol, self.stop = launch, protocol, stop
         self.progress = self
+        self.numerics = numerics(launch)
         self.step, self.tokens = 0, 0
         self.loss: float | None = None
         self.val_loss: float | None = None
@@ -72,6 +75,7 @@ class Training:
 
     def run(self) -> str:
         """Train to the end of the launch; why it ended."""
+        self.protocol.say("load", numerics=json.dumps(self.numerics), **self._words())
         self.protocol.say("train", ready=1, **self._words())
         self._evaluate_if_due()
         last = self.launch.until or self.launch.steps
@@ -157,7 +161,7 @@ class Training:
             "position": self.position.as_list(),
             "plan_head": head,
             "world_size": 1,
-            "micro_batch": launch.global_batch,
+            "micro_batch": self.numerics["micro_batch"],
             "run_record": launch.run_record,
         }
         planned = launch.plan.read_bytes().splitlines(keepends=True) if launch.plan.exists() else []
@@ -166,7 +170,7 @@ class Training:
         files: list[File] = [
             *self._tensors("model"),
             *self._tensors("optimizer"),
-            ("trainer.json", [canonical_json({"v": 1, "compute": {"device": "cpu"}})]),
+            ("trainer.json", [canonical_json({"v": 1, "numerics": self.numerics})]),
             ("model.json", [canonical_json(model)]),
             ("tokenizer.json", [launch.tokenizer_file.read_bytes()]),
             ("plan.jsonl", planned[: len(self.batches.plan.hashes)]),
@@ -215,6 +219,16 @@ class Training:
         entry, offset = self.position.as_list()
         numbers = {name: getattr(self, name) for name in ("step", "tokens", "loss", "val_loss")}
         return {**numbers, "position": f"{entry},{offset}"}
+
+
+def numerics(launch: Launch) -> dict[str, Any]:
+    """The run's own kernel on this machine, whose card a test may change."""
+    kept = launch.numerics or {"optimizer": "momentum", "micro_batch": launch.global_batch}
+    card = os.environ.get("STOKER_TEST_CARD")
+    found = {**kept, "device": "cpu", "card": card, "cuda": None, "cpu": "DEFAULT", "torch": "none"}
+    if launch.is_replay and (changes := differences(kept, found)):
+        raise ConfigError(f"this machine cannot give the bits of the recorded run: {changes}")
+    return found
 
 
 def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Training:

@@ -17,7 +17,7 @@ from stoker.kit.workers.child import paced
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.replay.replay_site import Site, take_up
 from stoker.supervise.replay.replay_trial import Stopped, Trial
-from stoker.supervise.replay.replay_verdict import Verdict, compare, refuse_other_machine
+from stoker.supervise.replay.replay_verdict import Verdict, compare
 
 EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
 TELL_EVERY_S = 5.0
@@ -37,7 +37,8 @@ def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: boo
     up to the last step must come out the same, bit by bit: exit code 0, else 1 with the first differences.
 
     The pipeline may be running or not, and is not disturbed. OUT is a new directory; called again, the
-    command continues a replay that was stopped. Exit code 78: this machine cannot give the same bits.
+    command continues a replay that was stopped. Exit code 78: this machine cannot give the same bits, or the
+    run's numerics changed on the way.
     """
 
     def say(line: str) -> None:
@@ -48,7 +49,7 @@ def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: boo
     site, lock = take_up(pipeline, run, out, to)
     with lock, tempfile.TemporaryDirectory() as short:
         environ = dict(os.environ)
-        if refuse_other_machine(site) == "cpu":
+        if site.device == "cpu":
             environ["CUDA_VISIBLE_DEVICES"] = ""  # where the run had no GPU
         progress = paced(lambda view: say(_progress(view, site.to)), TELL_EVERY_S)
         trial = Trial(site, pipeline, environ, socket=Path(short) / "s", say=say, progress=progress)

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, ValidationInfo
 
+from stoker.store.record import parse_json
+
 MOST_BYTES = 8192  # a trainer sends no longer datagram
 MOST_TEXT = 500
 
@@ -29,7 +31,7 @@ def _on_this_clock(seconds: float, info: ValidationInfo) -> float:
 Moment = Annotated[float, BeforeValidator(_on_this_clock), PlainSerializer(_from_now)]
 
 Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
-_NOT_OF_THE_VIEW = ("checkpoint", "nonfinite", "save_failed", "save_in_place")
+_NOT_OF_THE_VIEW = ("checkpoint", "nonfinite", "numerics", "save_failed", "save_in_place")
 
 
 def parse(datagram: bytes, launch: str) -> Said | None:
@@ -45,7 +47,7 @@ def parse(datagram: bytes, launch: str) -> Said | None:
         return None
     said: dict[str, Any] = {}
     for key, reader in _READERS.items():
-        with contextlib.suppress(ValueError):  # an invalid value is ignored
+        with contextlib.suppress(ValueError, TypeError):  # an invalid value is ignored
             if values.get(key):
                 said[key.lower()] = reader(values[key])
     if any(_is_not_finite(values.get(key, "")) for key in ("LOSS", "GRAD_NORM")):
@@ -116,10 +118,15 @@ def _position(value: str) -> tuple[int, int]:
     return entry, offset
 
 
+def _object(value: str) -> dict[str, Any]:
+    return dict(parse_json(value.encode()))
+
+
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "PHASE": _phase,
     **dict.fromkeys(("STEP", "TOKENS", "GPU_RESERVED_BYTES"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
     "POSITION": _position,
+    "NUMERICS": _object,
     **dict.fromkeys(("CHECKPOINT", "ERROR", "SAVE_FAILED", "SAVE_IN_PLACE"), lambda value: value[:MOST_TEXT]),
 }

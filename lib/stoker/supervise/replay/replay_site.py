@@ -2,21 +2,17 @@
 
     replay.json         the recorded run, the last step, the checkpoint to compare with
     run/                plan, timelines, launches, held-out windows, tokenizer; then the replay's results
-    recorded/           training log, launch record, and the compute settings of one of its checkpoints
+    recorded/           training log and launch record
     shards/             links to the run's shard sets on hot, or on warm
 
 All copies are made at the beginning, so that the pipeline may train, roll back and prune meanwhile.
-
-The history is trained again in phases, without its faults: a kill and a resume change nothing in a
-deterministic run. A new phase begins where a launch had other settings or a rollback changed the timeline.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +23,13 @@ from stoker.kit.lock import Lock
 from stoker.plan.log import Plan, read_plan
 from stoker.plan.timelines import Timelines, ancestry, read_timelines
 from stoker.store.direct import insist_on_room
-from stoker.store.errors import DataError, UsageError
+from stoker.store.errors import UsageError
 from stoker.store.files import make_dir, write_atomic
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record, write_record
-from stoker.supervise.run.launch_record import Launched, Makers, read_launches
+from stoker.supervise.replay.replay_phases import Phase, insist_on_equal_bits, phases
+from stoker.supervise.run.launch_record import read_launches
+from stoker.supervise.run.numerics_record import of_checkpoint
 
 COMPARED = ("step", "timeline", "tokens", "position", "files")  # of a checkpoint.json
 
@@ -47,7 +45,6 @@ class Site:
         recorded = root / "recorded"
         self.metrics = recorded / "metrics.jsonl"
         self.base = recorded / "launch.json"
-        self.machine = recorded / "trainer.json"  # compute settings and versions of a recorded checkpoint
         # The body of the recorded checkpoint.json to compare with, None when no checkpoint is early enough.
         self.compared: Mapping[str, Any] | None = fields.get("compared")
         self.to, self.timeline = int(fields.get("to", 0)), int(fields.get("timeline", 0))
@@ -63,6 +60,11 @@ class Site:
         launches = read_launches(self.run.launches)[0]
         stop = self.compared["step"] if self.compared is not None else None
         return phases(launches, self.timelines(), timeline=self.timeline, to=self.to, stop=stop)
+
+    @property
+    def device(self) -> str:
+        """The device of the recorded run."""
+        return str(self.phases()[0].settings["numerics"]["device"])
 
     def finish(self, verdict: Mapping[str, Any]) -> None:
         """Writes the verdict; the replay is finished then."""
@@ -105,65 +107,6 @@ def _holds(directory: Path, digest: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Steps `first` to `last` (from 1, both included), made on one timeline with the same settings."""
-
-    first: int
-    last: int
-    timeline: int
-    settings: Mapping[str, Any]
-
-
-def phases(
-    launches: Sequence[Launched], timelines: Timelines, *, timeline: int, to: int, stop: int | None = None
-) -> list[Phase]:
-    """Returns the phases of a timeline's history up to step `to`; one of them ends at `stop`.
-
-    Raises DataError for a step that no recorded launch made.
-    """
-    forks = [upto for _, upto in ancestry(timelines, timeline) if upto is not None]
-    begins = {1, *(one.resume_step + 1 for one in launches), *(upto + 1 for upto in forks), (stop or 0) + 1}
-    makers, made = Makers(launches, timelines, timeline), list[Phase]()
-    for first in sorted(step for step in begins if 1 <= step <= to):
-        launch = makers.of(first)
-        if launch is None:
-            raise DataError(
-                f"the log of launches knows none that made step {first} of timeline {timeline}: it was "
-                "damaged, or the run began before there was one"
-            )
-        phase = Phase(first, to, launch.timeline, launch.settings)
-        is_same = made and (made[-1].timeline, made[-1].settings) == (phase.timeline, phase.settings)
-        if is_same and first - 1 != stop:
-            continue
-        if made:
-            made[-1] = replace(made[-1], last=first - 1)
-        made.append(phase)
-    return made
-
-
-def forbids(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Returns the differences of two `trainer.json` (compute and versions) that rule out equal bits.
-
-    Each is half a sentence. A value that one of the two lacks is not compared.
-    """
-    found = []
-    for part, name in _DECISIVE:
-        before, now = (side.get(part, {}).get(name) for side in (recorded, here))
-        if None not in (before, now) and before != now:
-            found.append(f"{name} is {before} in the recorded run and {now} here")
-    return found
-
-
-_DECISIVE = (
-    ("versions", "torch"),
-    ("compute", "device"),
-    ("compute", "precision"),
-    ("compute", "threads"),
-    ("compute", "micro_batch"),
-)
-
-
 LOCK = "replay.lock"
 ROOM_FACTOR = 4  # checkpoints of the replay on disk at once, including one being sealed
 
@@ -172,8 +115,8 @@ def take_up(pipeline: Pipeline, run: str, out: Path, to: int | None) -> tuple[Si
     """Begins a replay in a new directory, or continues a stopped replay of the same run, under its lock.
 
     Raises UsageError for a directory with other files, for a finished replay, and for a step with no sealed
-    checkpoint of the run at or after it; DataError where the run's files contradict each other; LockHeld
-    while another process works there.
+    checkpoint of the run at or after it; ConfigError for steps that no replay repeats; DataError where the
+    run's files contradict each other; LockHeld while another process works there.
     """
     recorded = pipeline.layout.run(run)
     record = read_record(recorded.record)
@@ -224,8 +167,8 @@ def _begin(
     compared = next((found.body for found in sealed if found.step <= to and found.body), None)
     if compared is not None:
         insist_on_room(out, ROOM_FACTOR * compared.bytes, 0)
-    made_by = checkpoint_name(newest if compared is None else compared.step)
-    shutil.copyfile(recorded.checkpoints / made_by / "trainer.json", site.machine)
+    name = "" if compared is None else checkpoint_name(compared.step)
+    made_with = of_checkpoint(recorded.checkpoints / name) if name else None
     # The log is read after the checkpoint, and the plan after both: each is ahead of those before.
     for source, target in (
         (recorded.metrics, site.metrics),
@@ -250,5 +193,6 @@ def _begin(
         "to": to,
         "compared": None if compared is None else {name: compared.raw[name] for name in COMPARED},
     }
+    insist_on_equal_bits(Site(out, fields).phases(), name, made_with)
     write_record(out / "replay.json", fields)
     return fields

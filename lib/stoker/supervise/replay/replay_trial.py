@@ -19,7 +19,8 @@ from stoker.store.errors import DataError, LockHeld, StokerError, StorageError, 
 from stoker.store.record import new_id, read_record, write_record
 from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer, classify
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
-from stoker.supervise.replay.replay_site import Phase, Site, link_sets, own_checkpoints
+from stoker.supervise.replay.replay_phases import Phase
+from stoker.supervise.replay.replay_site import Site, link_sets, own_checkpoints
 from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
 
 KEPT = 2  # the replay's newest checkpoints
@@ -145,6 +146,7 @@ class Trial:
             **phase.settings,
             "launch": launch.launch,
             "timeline": phase.timeline,
+            "replay": True,
             "until": launch.until,
             "checkpoint": {"every_s": SEAL_EVERY_S, "every_steps": None, "busy": "wait"},
             "shards_root": str(self.site.shards),
@@ -164,4 +166,5 @@ def failure(end: GuardedEnd, view: TrainerView) -> StokerError:
     """Returns the error, with its exit code, of a launch that did not end as it should."""
     why = classify(end, is_asked=False, is_hung=False, last_words=view.error).detail
     error = next((error for error in KNOWN if error.exit_code == end.code), UnavailableError)
-    return error(f"the trainer failed: {why}; the same command goes on from its newest checkpoint")
+    advice = "" if error is errors.ConfigError else "; the same command goes on from its newest checkpoint"
+    return error(f"the trainer failed: {why}{advice}")

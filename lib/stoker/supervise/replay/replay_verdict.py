@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.plan.timelines import ancestry, committed
-from stoker.store.errors import ConfigError, DataError, StorageError
+from stoker.store.errors import DataError, StorageError
 from stoker.store.record import parse_json
-from stoker.supervise.replay.replay_site import Site, forbids
+from stoker.supervise.replay.replay_site import Site
 
-TRAINER, TENSORS = "trainer.json", ("model-", "optimizer-")
+TENSORS = ("model-", "optimizer-")
 MOST_TOLD = 10
 TIMED = frozenset({"time", "tokens_per_s", "data_wait_s"})  # these differ between equal runs
 Key = tuple[int, bool]  # (step, whether it is a training row; else a held-out row)
@@ -40,23 +39,10 @@ class Verdict:
     more: int
 
 
-def refuse_other_machine(site: Site) -> str:
-    """Raises ConfigError where equal bits cannot be expected here; returns the device of the recorded run."""
-    recorded = _trainer(site.machine)
-    here = {"versions": {"torch": importlib.metadata.version("torch")}}
-    _refuse(forbids(recorded, here))
-    compute = {**recorded.get("compute", {}), **recorded.get("numerics", {})}
-    device = str(compute.get("device"))
-    if device != "cpu" and not compute.get("deterministic"):
-        _refuse([f"it was trained on {device} with train.deterministic: false"])
-    return device
-
-
 def compare(site: Site) -> Verdict:
     """Compares a finished replay with the record; a difference is a verdict, not an error.
 
-    Raises ConfigError where the replay was computed differently from the run, DataError or StorageError for a
-    checkpoint that cannot be compared.
+    Raises DataError or StorageError for a checkpoint that cannot be compared.
     """
     files, found = (0, list[str]()) if site.compared is None else _compare_checkpoints(site, site.compared)
     history = ancestry(site.timelines(), site.timeline)
@@ -114,7 +100,6 @@ def _compare_checkpoints(site: Site, recorded: Mapping[str, Any]) -> tuple[int, 
         raise StorageError(f"{repeated} cannot be read now: {proof.reason}; run this again")
     if proof.body is None:
         raise DataError(f"{repeated} is not whole: {proof.reason}; remove it, and it is made again")
-    _refuse(forbids(_trainer(site.machine), _trainer(repeated / TRAINER)))
     fields, made = _figures(recorded), _figures(proof.body.raw)
     found = [
         f"step {recorded['step']}: {name} is {fields.get(name)} in the recorded checkpoint, "
@@ -129,18 +114,3 @@ def _figures(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that must be equal in two checkpoints: place in the plan, and tensor hashes."""
     hashes = {name: entry["sha256"] for name, entry in body["files"].items() if name.startswith(TENSORS)}
     return hashes | {name: body[name] for name in ("step", "timeline", "tokens", "position")}
-
-
-def _trainer(path: Path) -> dict[str, Any]:
-    try:
-        return dict(parse_json(path.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError) as problem:
-        raise DataError(f"{path}: {problem}") from problem
-
-
-def _refuse(reasons: Sequence[str]) -> None:
-    if reasons:
-        raise ConfigError(
-            f"no replay can be expected to give the same bits: {'; '.join(reasons)}. Run it where these are "
-            "the same"
-        )

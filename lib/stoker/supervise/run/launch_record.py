@@ -1,7 +1,8 @@
 """A launch as data: launch.json, the trainer's command and environment, and the log launches.jsonl.
 
-The supervisor appends to launches.jsonl before each launch. A committed step has the settings of the last
-launch of its history that began before it; `stoker replay` and the audit use them.
+The supervisor appends to launches.jsonl before each launch, and again, with the same id, when the trainer
+makes further steps with other numerics. A committed step has the settings of the last line of its history
+that began before it; `stoker replay` and the audit use them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -172,7 +173,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch: the step and the timeline it began at, and its settings (see SETTINGS)."""
+    """A line of the log: from this step of the timeline on, a launch had these settings (see SETTINGS)."""
 
     launch: str
     timeline: int
@@ -211,6 +212,11 @@ def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
         except (KeyError, TypeError, ValueError) as problem:
             damage.append(f"entry {number} is no launch: {problem!r}")
     return launches, tuple(damage)
+
+
+def last_begun(launches: Sequence[Launched]) -> int:
+    """Returns the step that the last launch began at; 0 without any."""
+    return next((one.resume_step for one in launches if one.launch == launches[-1].launch), 0)
 
 
 class Makers:

@@ -17,6 +17,8 @@ from stoker.store.record import parse_json
 TRAINER = "trainer.json"
 ASKED = "micro_batch_asked"  # what the file said when `micro_batch` was chosen: it decides no bit itself
 
+MACHINE = ("device", "card", "cuda", "cpu", "torch")  # facts of the machine
+
 # The kernels of a run that began before there were numerics.
 LEGACY: Mapping[str, Any] = {
     "optimizer": "adamw_loop",
@@ -46,6 +48,11 @@ def of_checkpoint(directory: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, TypeError, AttributeError) as problem:
         raise DataError(f"{path}: {problem}") from problem
     return {**LEGACY, **{name: value for name, value in known.items() if value is not None}}
+
+
+def is_known(numerics: Mapping[str, Any] | None) -> bool:
+    """Whether numerics are whole: an earlier Stoker's tell nothing of the machine."""
+    return numerics is not None and set(MACHINE) <= numerics.keys()
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
