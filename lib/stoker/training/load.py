@@ -55,6 +55,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     # Rotary tables for every length: of planned entries, of future entries, of the held-out windows.
     longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
     model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
+    model.loss_chunk = numerics.loss_chunk
     if model.shape.document_mask:
         model.mask = DocumentMask(launch.eot, varlen=numerics.attention == "varlen_documents")
     model.recompute = numerics.recompute == "blocks"

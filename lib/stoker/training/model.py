@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
 from stoker.training.attention import Attention, DocumentMask, Documents, KVCache, RMSNorm, rotary_tables
+from stoker.training.loss import loss_sum, losses
 from stoker.training.recompute import recomputed
 from stoker.training.shape import Shape
 
@@ -59,7 +60,7 @@ class Model(nn.Module):
     """Maps token ids (B, T) to the logits (B, T, V) of each next token.
 
     `mask` keeps the documents of a window apart; None where a window is one document. With `recompute` the
-    backward pass makes the activations of each block again.
+    backward pass makes the activations of each block again. Logits are made for `loss_chunk` tokens at once.
     """
 
     cos: Tensor
@@ -70,6 +71,7 @@ class Model(nn.Module):
         self.shape = shape
         self.mask: DocumentMask | None = None
         self.recompute = False
+        self.loss_chunk = 256
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
@@ -84,15 +86,20 @@ class Model(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, ids: Tensor) -> Tensor:
+        return F.linear(self.states(ids), self.output_weight)
+
+    def states(self, ids: Tensor) -> Tensor:
+        """Returns the normed states (B, T, C) of ids (B, T)."""
         length = ids.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         documents = None if self.mask is None else self.mask(ids)
-        x = self.embedding(ids)  # (B, T, C)
+        x = self.embedding(ids)
         again = self.recompute and torch.is_grad_enabled()
         for block in self.blocks:
             run = partial(recomputed, block) if again else block
             x = run(x, cos, sin, documents)
-        return F.linear(self.norm(x), self.output_weight)
+        y: Tensor = self.norm(x)
+        return y
 
     def next_logits(self, ids: Tensor, caches: Sequence[KVCache]) -> Tensor:
         """Returns the logits (V,) of the token after ids (1, T), which follow the tokens in the caches.
@@ -108,16 +115,15 @@ class Model(nn.Module):
         return logits
 
     def loss_sum(self, windows: Tensor) -> Tensor:
-        """Returns the cross-entropy in nats, summed over all B * T targets of windows (B, T + 1)."""
-        logits = self(windows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="sum")
+        """Returns the cross-entropy in nats, in float64, summed over all targets of windows (B, T + 1)."""
+        states = self.states(windows[:, :-1]).flatten(0, 1)
+        return loss_sum(states, self.output_weight, windows[:, 1:].flatten(), self.loss_chunk)
 
     def loss_by_window(self, windows: Tensor) -> Tensor:
-        """Returns the mean cross-entropy in nats (B,) of each of the windows (B, T + 1)."""
-        logits = self(windows[:, :-1])
-        targets = windows[:, 1:]
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-        return losses.view(targets.shape).mean(dim=1)
+        """Returns the mean cross-entropy in nats (B,) of each of the windows (B, T + 1); no gradients."""
+        states, targets = self.states(windows[:, :-1]).flatten(0, 1), windows[:, 1:]
+        each = losses(states, self.output_weight, targets.flatten(), self.loss_chunk)
+        return each.view(targets.shape).mean(dim=1)
 
 
 def initialize(model: Model, seed: int) -> None:
