@@ -46,7 +46,7 @@ def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipelin
     assert kept.last_step() == LAST_STEP
     assert [event["resume_step"] for event in kept.events("trainer_launched")][-1] == 40
     (event,) = kept.events("bits_end_here")  # its kernels are no more
-    assert event["step"] == 40 and "optimizer: adamw_loop -> " in event["message"]
+    assert event["step"] == 40 and "loss: cross_entropy -> " in event["message"]
     refused = stoker("replay", data.file, "main", tmp_path / "out")
     assert (refused.returncode, "their numerics are not on record" in refused.stderr) == (78, True)
     audited = stoker("audit", data.file, "--deep", "--json")
