@@ -162,10 +162,10 @@ def tensor_files(stem: str, tensors: Iterable[Tensor]) -> Iterator[tuple[str, li
     The first part is the header, in bytes; the others are the tensors' data. A larger tensor is its own file.
     """
     for number, group in enumerate(split(list(tensors)), start=1):
-        yield f"{stem}-{number:05d}.safetensors", _file_parts(group, {"format": "pt"})
+        yield f"{stem}-{number:05d}.safetensors", file_parts(group, {"format": "pt"})
 
 
-def _file_parts(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> list[Any]:
+def file_parts(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> list[Any]:
     """Returns the parts of one file; tensors with wide items come first, so that each tensor is aligned."""
     ordered = sorted(tensors, key=lambda tensor: -tensor.data.nbytes // max(1, math.prod(tensor.shape)))
     header: dict[str, object] = {"__metadata__": dict(metadata)}

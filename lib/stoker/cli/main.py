@@ -33,6 +33,11 @@ COMMANDS = {
     "batch": ("stoker.cli.runs.batch", "batch", "Show which documents were in a step."),
     "where": ("stoker.cli.runs.where", "where", "Show which steps saw a row of a source file."),
     "generate": ("stoker.cli.runs.generate", "generate", "Continue a text with a checkpoint's model."),
+    "export-model": (
+        "stoker.cli.runs.export_model",
+        "export_model",
+        "Write a checkpoint's model for Hugging Face transformers.",
+    ),
     "export": ("stoker.cli.data.export", "export", "Write shard sets in other trainers' formats."),
     "import": ("stoker.cli.data.import_", "import_", "Import tokens that another tool made."),
     "memory": ("stoker.cli.memory.group", "memory", "Record, show and diagnose what memory is taken."),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stoker.checkpoints.format import CheckpointBody
+from stoker.checkpoints.proof import prove_checkpoint
 from stoker.cli.options import did_you_mean
-from stoker.store.errors import UsageError
+from stoker.config.load import load_pipeline
+from stoker.store.errors import DataError, StorageError, UsageError
 from stoker.store.layout import StateLayout
 from stoker.store.record import read_record
 from stoker.supervise.run.record import Identity, parse_record
@@ -45,3 +48,20 @@ def checkpoints_at(path: Path) -> list[Path]:
         if found := sorted(entry for entry in path.glob(below) if entry.is_dir()):
             return found
     raise UsageError(f"{path} holds no checkpoint; name a step-... directory or <state>/runs/<run>")
+
+
+def proven_checkpoint(path: Path) -> tuple[Path, CheckpointBody]:
+    """Returns the newest checkpoint that a path names (see `checkpoints_at`), or a pipeline FILE's run's.
+
+    Raises DataError where it is not whole, StorageError where it cannot be read now.
+    """
+    if path.is_file():
+        pipeline = load_pipeline(path)
+        path = pipeline.layout.run(pipeline.train.run).root
+    directory = max(checkpoints_at(path), key=lambda one: one.name)
+    proof = prove_checkpoint(directory)
+    if proof.verdict == "invalid":
+        raise DataError(f"{directory} is not whole: {proof.reason}; use an older checkpoint")
+    if proof.body is None:
+        raise StorageError(f"{directory} cannot be read now: {proof.reason}; look at the disk and try again")
+    return directory, proof.body

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import click
 
-from stoker.checkpoints.proof import prove_checkpoint
 from stoker.cli.options import PATH
-from stoker.cli.which_run import checkpoints_at
-from stoker.store.errors import DataError, StorageError
+from stoker.cli.which_run import proven_checkpoint
 
 
 @click.command(epilog="Example: stoker generate demo-run/state/runs/main/checkpoints --prompt 'The file'")
@@ -31,16 +29,11 @@ def generate(  # noqa: PLR0917 - click passes an argument per option
 ) -> None:
     """Continue a text with the model of CHECKPOINT, which is proven whole first.
 
-    CHECKPOINT is a step-... directory; a run's directory or its checkpoints/ means the newest checkpoint in
-    it. The command needs no other files. A text that outgrows the model's seq_len goes on from the last half
-    of that, again and again. Exit code 65: the checkpoint is not whole.
+    CHECKPOINT is a step-... directory; a pipeline FILE, a run's directory or its checkpoints/ means the
+    newest checkpoint of it. The command needs no other files. A text that outgrows the model's seq_len goes
+    on from the last half of that, again and again. Exit code 65: the checkpoint is not whole.
     """
-    directory = max(checkpoints_at(checkpoint), key=lambda path: path.name)
-    proof = prove_checkpoint(directory)
-    if proof.verdict == "invalid":
-        raise DataError(f"{directory} is not whole: {proof.reason}; use an older checkpoint")
-    if proof.verdict != "proven":
-        raise StorageError(f"{directory} cannot be read now: {proof.reason}; look at the disk and try again")
+    directory, _ = proven_checkpoint(checkpoint)
     from stoker.training.sampling import Sampling, TextModel
 
     model = TextModel(directory)
