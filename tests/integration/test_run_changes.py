@@ -88,6 +88,26 @@ def test_a_longer_horizon_of_wsd_starts_where_its_decay_began_or_says_why_not(
     assert run.last_step() == 88 and read_timelines(run.run.timelines).current == 1
 
 
+def test_a_run_without_gains_is_finished_early_and_goes_on_when_patience_is_raised(
+    shard_sets: Path, tmp_path: Path
+) -> None:
+    def patient(evaluations: int | None) -> TrainPipeline:
+        evaluate = {"every_steps": 5, "tokens": 512, "patience": evaluations}
+        still = {"lr": 1e-30}  # a gain of 0.0 at each evaluation
+        return make_training(shard_sets, tmp_path / "early", train__evaluate=evaluate, train__optimizer=still)
+
+    for evaluations, step in ((3, 15), (5, 25)):
+        run = patient(evaluations)
+        assert run.once().returncode == 0
+        told = run.events("stopped_early")[-1]
+        assert (told["step"], told["evaluations"], told["best_step"]) == (step, evaluations, 0)
+        assert (run.record()["state"], run.record()["finished"]) == ("finished", "early_stop")
+        assert run.checkpoints()[-1] == f"step-0000000{step}" and run.last_step() == step
+    assert run.once().returncode == 0 and run.record()["launches"] == 2
+    assert audit_run(run.data.pipeline).findings == ()
+    assert patient(None).once().returncode == 0 and run.record()["finished"] == "steps"
+
+
 def test_a_set_that_rots_while_it_is_read_is_restored_and_the_run_goes_on(
     shard_sets: Path, finished: TrainPipeline, tmp_path: Path
 ) -> None:

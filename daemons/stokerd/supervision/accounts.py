@@ -25,6 +25,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import new_id, read_or_set_aside, utc_now, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run import record as run_record
+from stoker.supervise.run.early_stop import Standstill, read_evaluations, standstill
 from stoker.supervise.run.horizon import longer_from
 from stoker.supervise.run.launch_record import last_begun, read_launches
 from stoker.supervise.run.planner import Planner
@@ -57,6 +58,7 @@ class Accounts:
         with contextlib.suppress(DataError):  # whoever needs more of the timelines fails of it
             self.history()
         self.last_step = self.config.horizon  # of the run, computed from the newest checkpoint
+        self._standstill: tuple[Any, Standstill] = None, Standstill()  # and what it is of
         self._written: tuple[Any, ...] = ()  # the facts in consumed.json
         self._written_rate = 0.0
 
@@ -117,8 +119,17 @@ class Accounts:
     def over(self, at: Checkpoint) -> str | None:
         """Returns why the run is over at a checkpoint; None while steps are left."""
         steps, batch = self.steps(at), self.config.global_batch
-        plan, skipped = self.planner.plan, self.skips()
-        return finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
+        plan, skipped, patience = self.planner.plan, self.skips(), self.config.evaluate.patience
+        why = finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
+        return why or ("early_stop" if patience and self.standstill(at).ends(patience) else None)
+
+    def standstill(self, at: Checkpoint) -> Standstill:
+        """Returns how many evaluations up to a checkpoint brought no gain."""
+        history = self.history()
+        if self._standstill[0] != (history, at.step):
+            found = standstill(read_evaluations(self.run.metrics, history, at.step))
+            self._standstill = (history, at.step), found
+        return self._standstill[1]
 
     def longer_from(self, at: Checkpoint) -> int | None:
         """Returns the step that a raised `train.steps` of wsd starts from; None: from this checkpoint."""

@@ -118,6 +118,9 @@ class Effects:
         run, record, why = self.run, self.run.store.record, action.why
         if record is not None and (record.state, record.finished) != ("finished", why):
             run.store.change(state="finished", finished=why, reason=None, fruitless=0)
+            if why == "early_stop":
+                found = run.accounts.standstill(run.at)
+                run.events.record("stopped_early", step=run.at.step, **vars(found))
             run.events.record("run_finished", message=why, step=run.at.step)
         self._enter(Phase.FINISHED)
         run.change(doing=f"finished: {why}", trainer=None, exit=None)

@@ -218,10 +218,14 @@ class Schedule(Section):
 
 
 class Evaluate(Section):
-    """How often the held-out loss is measured, and over how many tokens; 0 tokens: never."""
+    """How often the held-out loss is measured, and over how many tokens; 0 tokens: never.
+
+    After `patience` evaluations in a row without a gain beyond the standard error the run is finished.
+    """
 
     every_steps: Positive | None = 1000
     tokens: Natural = 131_072
+    patience: Positive | None = None  # None: it trains to its last step
 
 
 class Checkpoint(Section):

@@ -175,6 +175,7 @@ _TRAIN: Words = {
     "shard_set_restored": "a damaged set is right again",
     "source_passed_over": "the plan goes on without a missing source",
     "start_gate_open": "there is enough data to begin",
+    "stopped_early": "the held-out loss improves no more; the run ends before its last step",
     "storage_trouble": "the state directory cannot be used",
     "timelines_restored": "the timelines were restored",
     "trainer_exited": "a launch ended",

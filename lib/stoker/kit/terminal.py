@@ -23,7 +23,11 @@ BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "1", "2", "31", "32", "33", "0"
 COLOURS = {"info": PLAIN, "warning": YELLOW, "error": RED}
 HIDDEN = frozenset({"time", "seq", "event", "level", "pipeline", "daemon", "prev", "v"})
 MEANING = ("message", "reason")  # fields that are sentences themselves
-PHRASES = {"steps": "all its steps are done", "data_exhausted": "the data is used up"}  # why a run finished
+PHRASES = {
+    "steps": "all its steps are done",
+    "data_exhausted": "the data is used up",
+    "early_stop": "the held-out loss improves no more",
+}  # why a run finished
 SUM_DIGITS = 12
 _SUM = re.compile(rf"\b([0-9a-f]{{{SUM_DIGITS}}})[0-9a-f]{{28,52}}\b")  # SHA-1 and SHA-256
 AS_USUAL = (("dropped", 0), ("exit_code", 0))  # fields not worth showing
@@ -89,6 +93,8 @@ SENTENCES = {
     "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
     "[: {detail}]",
     "start_gate_open": "training may begin: {message}",
+    "stopped_early": "training ends at step {step}: {evaluations:evaluation} in a row "
+    "without a gain on {best} of step {best_step}",
     "storage_trouble": "{message}",
     "tokenizer_training": "the tokenizer is trained on {files:file}",
     "trainer_exited": "the trainer ended at step {step}: {message}",

@@ -69,6 +69,7 @@ class Launch:
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
     evaluate_every: int | None
+    patience: int | None  # evaluations without a gain that end the run
     checkpoint_every_s: float | None
     checkpoint_every_steps: int | None
     checkpoint_busy: str  # "wait" for a save in flight, or "skip" the save that is due
@@ -123,6 +124,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         resume_from=Path(resume) if resume else None,
         until=record.get("until"),
         evaluate_every=(record["evaluate"] or {}).get("every_steps"),
+        patience=(record["evaluate"] or {}).get("patience"),
         checkpoint_every_s=record["checkpoint"]["every_s"],
         checkpoint_every_steps=record["checkpoint"]["every_steps"],
         checkpoint_busy=record["checkpoint"].get("busy", "wait"),

@@ -20,6 +20,7 @@ from stoker.checkpoints.handover import File, Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import utc_now
+from stoker.supervise.run.early_stop import standstill
 from stoker.training.batches import Batches
 from stoker.training.device import Compute
 from stoker.training.evaluate import evaluate
@@ -74,7 +75,8 @@ class Training:
         """Trains, seals a checkpoint at the end, and returns why training ended.
 
         "steps": at the run's last step; "until": at the launch's last step; "data_exhausted": the plan has no
-        further batch; "stopped": the supervisor asked for a stop.
+        further batch; "early_stop": the held-out loss improves no more; "stopped": the supervisor asked for a
+        stop.
         """
         self.change_numerics()
         self.protocol.say("train", ready=1, **self._words())
@@ -84,6 +86,9 @@ class Training:
         if self.launch.until is not None and self.launch.until < last:
             last, ending = self.launch.until, "until"
         while self.progress.step < last:
+            if standstill(self.metrics.evaluations).ends(self.launch.patience):
+                ending = "early_stop"
+                break
             started = time.monotonic()
             batch = self._next_batch()
             if batch is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.retention import counts
+from stoker.checkpoints.retention import History
 from stoker.store.files import make_dir, write_all, write_atomic
 from stoker.store.record import parse_json
+from stoker.supervise.run.early_stop import read_evaluations
 
 
 class MetricsLog:
@@ -22,17 +23,16 @@ class MetricsLog:
     when `append` returns, and the disk after `sync`.
     """
 
-    def __init__(
-        self, path: Path, *, history: Sequence[tuple[int, int | None]] = ((0, None),), resume_step: int
-    ) -> None:
+    def __init__(self, path: Path, *, history: History = ((0, None),), resume_step: int) -> None:
         make_dir(path.parent)
         self._timeline = history[0][0]
-        self._evaluated = _cut(path, history, resume_step)
+        _cut(path, history[0][0], resume_step)
+        self.evaluations = read_evaluations(path, history, resume_step)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
 
     def evaluated(self, step: int) -> bool:
         """Returns whether the current history has a held-out loss at the step."""
-        return step in self._evaluated
+        return step in self.evaluations
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Appends a row with its timeline; writes infinity and nan as null. Raises OSError (a full disk)."""
@@ -40,7 +40,7 @@ class MetricsLog:
         body["timeline"] = self._timeline
         write_all(self._fd, json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         if "val_loss" in row:
-            self._evaluated.add(row["step"])
+            self.evaluations[row["step"]] = body["val_loss"], body.get("val_stderr")
 
     def sync(self) -> None:
         """Makes the rows written so far durable."""
@@ -54,27 +54,22 @@ def _is_endless(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)  # JSON has no such number
 
 
-def _cut(path: Path, history: Sequence[tuple[int, int | None]], resume_step: int) -> set[int]:
-    """Removes the timeline's rows beyond the resume step, and unreadable lines; returns evaluated steps."""
-    timeline = history[0][0]
+def _cut(path: Path, timeline: int, resume_step: int) -> None:
+    """Removes the timeline's rows beyond the resume step, and unreadable lines."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         write_atomic(path, b"")
-        return set()
-    evaluated: set[int] = set()
+        return
     kept: list[bytes] = []
     for line in lines:
         row = _row(line)
         beyond = row is None or row["step"] > resume_step
         if row is None or (row["timeline"] == timeline and beyond):
             continue
-        if "val_loss" in row and not beyond and counts(row["timeline"], row["step"], history):
-            evaluated.add(row["step"])
         kept.append(line)
     if len(kept) < len(lines):
         write_atomic(path, b"".join(kept))
-    return evaluated
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from stoker.store.direct import hash_file
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.files import canonical_json
 from stoker.store.record import utc_now
+from stoker.supervise.run.early_stop import standstill
 from stoker.supervise.run.numerics_record import differences
 from stoker.training.batches import Batch, Batches
 from stoker.training.launch import Launch
@@ -81,6 +82,9 @@ class Training:
         last = self.launch.until or self.launch.steps
         ending = "steps" if last == self.launch.steps else "until"
         while self.step < last:
+            if standstill(self.metrics.evaluations).ends(self.launch.patience):
+                ending = "early_stop"
+                break
             batch = self._next_batch()
             if batch is None:
                 ending = "stopped" if self.stop.asked else "data_exhausted"

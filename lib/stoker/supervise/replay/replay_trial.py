@@ -148,6 +148,7 @@ class Trial:
             "timeline": phase.timeline,
             "replay": True,
             "until": launch.until,
+            "evaluate": {**phase.settings["evaluate"], "patience": None},  # the record says where it ended
             "checkpoint": {"every_s": SEAL_EVERY_S, "every_steps": None, "busy": "wait"},
             "shards_root": str(self.site.shards),
             "tokenizer_file": str(self.site.tokenizer),

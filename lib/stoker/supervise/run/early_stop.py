@@ -1,0 +1,58 @@
+"""Early stop: whether the held-out loss improves no more, by the rows of the training log alone.
+
+Trainer and supervisor ask the same function of the same rows, so a resumed run decides as the first did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.checkpoints.retention import History, counts
+from stoker.store.record import parse_json
+
+# By step: the held-out loss and its standard error, in nats per token; None: not finite.
+Evaluations = Mapping[int, tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """How many evaluations in a row, the newest included, are no better than the `best` loss."""
+
+    evaluations: int = 0
+    best: float | None = None
+    best_step: int = 0
+
+    def ends(self, patience: int | None) -> bool:
+        return patience is not None and self.evaluations >= patience
+
+
+def standstill(evaluations: Evaluations) -> Standstill:
+    """Returns the standstill after all these evaluations.
+
+    A loss counts as better where it is under the best by more than its standard error; that one is the best
+    from then on. Gains that are smaller each still add up.
+    """
+    found = Standstill()
+    for step, (loss, stderr) in sorted(evaluations.items()):
+        if loss is not None and (found.best is None or loss < found.best - (stderr or 0.0)):
+            found = Standstill(0, loss, step)
+        else:
+            found = Standstill(found.evaluations + 1, found.best, found.best_step)
+    return found
+
+
+def read_evaluations(log: Path, history: History, upto: int) -> dict[int, tuple[float | None, float | None]]:
+    """Returns the evaluations of a history in a training log, up to a step; {} for a missing log."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as lines:
+        for line in lines:
+            if b'"val_loss"' not in line:
+                continue
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn or foreign line
+                row = parse_json(line)
+                if row["step"] <= upto and counts(row["timeline"], row["step"], history):
+                    found[row["step"]] = (row["val_loss"], row.get("val_stderr"))
+    return found
