@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,11 +15,13 @@ from benchlib.scenarios import find_scenarios
 EXAMPLES = """examples:
   scripts/bench --list
   scripts/bench start                           each daemon's start: time to READY, memory
-  scripts/bench store hash --repeats 9 --json bench.json"""
+  scripts/bench store hash --repeats 9 --json bench.json
+  scripts/bench train                           train and all named train-..."""
 
 
 def main(argv: list[str]) -> int:
     """Measure; exit 0, 1 when a median is over its limit, 64 on an unknown scenario, 69 if one cannot run."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the trainer has it; torch reads it when loaded
     scenarios = find_scenarios()
     parser = argparse.ArgumentParser(
         prog="bench",
@@ -38,10 +41,14 @@ def main(argv: list[str]) -> int:
         for name, scenario in scenarios.items():
             print(f"{name:12} {(scenario.__doc__ or '').splitlines()[0]}")
         return 0
-    if unknown := sorted(set(options.scenario) - set(scenarios)):
+    wanted = {
+        name: [each for each in scenarios if f"{each}-".startswith(f"{name}-")] for name in options.scenario
+    }
+    if unknown := sorted(name for name, found in wanted.items() if not found):
         print(f"bench: no scenario {', '.join(unknown)}; there are: {', '.join(scenarios)}", file=sys.stderr)
         return 64
-    return _measure([scenarios[name]() for name in options.scenario or scenarios], options)
+    chosen = [each for found in wanted.values() for each in found] if wanted else scenarios
+    return _measure([scenarios[name]() for name in chosen], options)
 
 
 def _measure(scenarios: list, options: argparse.Namespace) -> int:

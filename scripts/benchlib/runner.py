@@ -32,6 +32,13 @@ class Scenario(abc.ABC):
         """Further findings that fail the bench, in words: for what a limit on one measure cannot say."""
         yield from ()
 
+    def bars(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[Bar]:
+        """What must hold of the medians; each is told as met or not, and one that is not fails the bench."""
+        yield from ()
+
+    def finish(self) -> None:  # noqa: B027 - most leave nothing behind but files
+        """Ends what the measuring keeps running."""
+
     @abc.abstractmethod
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
         """What is compared, the scale first; each is called once a repeat with prepare's directory."""
@@ -51,6 +58,24 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A figure and the most it may be, or with `least` the least."""
+
+    what: str
+    found: float
+    limit: float
+    least: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.found >= self.limit if self.least else self.found <= self.limit
+
+    def __str__(self) -> str:
+        bound = "least" if self.least else "most"
+        return f"{self.what}: {self.found:.3g}, at {bound} {self.limit:g}: {'met' if self.met else 'NOT MET'}"
+
+
+@dataclass(frozen=True)
 class Result:
     """A scenario's series by variant and measure."""
 
@@ -58,6 +83,7 @@ class Result:
     repeats: int
     series: Mapping[str, Mapping[str, Series]]
     over_limit: tuple[str, ...] = field(default=())
+    bars: tuple[Bar, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for a file."""
@@ -65,6 +91,7 @@ class Result:
             "scenario": self.scenario,
             "repeats": self.repeats,
             "over_limit": list(self.over_limit),
+            "bars": [str(bar) for bar in self.bars],
             "variants": {
                 variant: {
                     name: {"median": each.median, "ratio": each.ratio, "values": list(each.values)}
@@ -80,16 +107,21 @@ def run(scenario: Scenario, repeats: int, directory: Path) -> Result:
     scenario.prepare(directory)
     variants = scenario.variants()
     rows: dict[str, list[Measures]] = {name: [] for name in variants}
-    for repeat in range(repeats):
-        for name in turn(list(variants), repeat):
-            rows[name].append(variants[name](directory))
+    try:
+        for repeat in range(repeats):
+            for name in turn(list(variants), repeat):
+                rows[name].append(variants[name](directory))
+    finally:
+        scenario.finish()
     scale = next(iter(rows.values()))
     series = {
         name: {measure: _series(measure, taken, scale) for measure in taken[0]}
         for name, taken in rows.items()
     }
-    failed = (*over_limits(series, scenario.limits), *scenario.judge(series))
-    return Result(scenario.name, repeats, series, failed)
+    bars = tuple(scenario.bars(series))
+    failed = (str(bar) for bar in bars if not bar.met)
+    found = (*over_limits(series, scenario.limits), *scenario.judge(series), *failed)
+    return Result(scenario.name, repeats, series, found, bars)
 
 
 def turn(names: list[str], repeat: int) -> list[str]:
@@ -119,6 +151,7 @@ def table(result: Result) -> str:
             lines.append(
                 f"  {variant:24} {name:20} {figures[0]:>12} {figures[1]:>12} {figures[2]:>12} {ratio:>7}"
             )
+    lines += [f"  {bar}" for bar in result.bars]
     lines += [f"  OVER THE LIMIT  {line}" for line in result.over_limit]
     return "\n".join(lines)
 
