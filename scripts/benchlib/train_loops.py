@@ -15,8 +15,10 @@ from stoker.plan.log import read_plan
 from stoker.plan.windows import SegmentReader
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
+from stoker.training.loop import Training
 from stoker.training.model import Model, initialize
 from stoker.training.protocol import Protocol, Stop
+from stoker.training.schedule import Schedule
 from stoker.training.shape import Shape
 
 
@@ -51,7 +53,7 @@ class StokerLoop:
             self._turns.turn.release()
         self._turns.done.acquire()
         if self._failure is not None:
-            raise RuntimeError("the trainer's loop has ended") from self._failure
+            raise RuntimeError(f"the trainer's loop has ended: {self._failure!r}") from self._failure
 
     def end(self) -> None:
         """Lets the loop seal its last step and end."""
@@ -76,10 +78,12 @@ class PlainLoop:
     and checkpoints. The model, its first weights and the settings are those of a launch.
     """
 
-    def __init__(self, launch: Launch, shape: Shape) -> None:
-        self.model, self._clip = Model(shape), launch.optimizer["clip"]
+    def __init__(self, launch: Launch, micro_batch: int) -> None:
+        shape = Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=launch.seq_len)
+        self.model, self._micro_batch, self._clip = Model(shape), micro_batch, launch.optimizer["clip"]
         initialize(self.model, launch.seed)
-        self._micro_batch = launch.micro_batch or launch.global_batch
+        self._schedule = Schedule.parse(launch.schedule, peak=launch.optimizer["lr"], horizon=launch.steps)
+        self.steps = 0
         parameters = list(self.model.parameters())
         decay = launch.optimizer["weight_decay"]
         groups = [
@@ -90,10 +94,11 @@ class PlainLoop:
             groups, lr=launch.optimizer["lr"], betas=tuple(launch.optimizer["betas"]), fused=True
         )
 
-    def step(self, windows: Tensor, rate: float) -> float:
+    def step(self, windows: Tensor) -> float:
         """Makes one step over windows (B, T + 1); returns the mean loss in nats."""
+        self.steps += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._schedule.rate(self.steps)
         parts = windows.split(self._micro_batch)
         losses = [self._backward(part, len(parts)) for part in parts]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
@@ -108,11 +113,23 @@ class PlainLoop:
         return loss.detach()
 
 
-def nanogpt_batch(run: PreparedRun, generator: torch.Generator) -> Tensor:
+def train_whole(run: PreparedRun) -> Training:
+    """Runs the trainer's loop to the run's last step; returns the training."""
+    launch, protocol = read_launch(run.launch()), Protocol("", "")
+    sealer = Sealer(launch.layout.checkpoints, launch.id)
+    try:
+        training = load(launch, protocol, Stop(), sealer)
+        training.run()
+    finally:
+        sealer.end()
+    return training
+
+
+def nanogpt_batch(run: PreparedRun) -> Tensor:
     """Returns a batch (B, T + 1) of windows from anywhere, as nanoGPT's get_batch reads it."""
     train = run.pipeline.train
     tokens = np.memmap(run.token_file, dtype=np.uint16, mode="r")
-    starts = torch.randint(len(tokens) - train.seq_len, (train.global_batch,), generator=generator)
+    starts = torch.randint(len(tokens) - train.seq_len, (train.global_batch,))
     size = train.seq_len + 1
     return torch.stack([torch.from_numpy(tokens[at : at + size].astype(np.int64)) for at in starts])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,13 @@ class PreparedRun:
         if heldout is not None:
             self.layout.heldout.write_bytes(heldout.tobytes())
         self.token_file = self._publish(train)
+        self._home = home
+
+    def __enter__(self) -> PreparedRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._home)
 
     def launch(self, *, until: int | None = None, resume: Path | None = None) -> dict[str, str]:
         """Writes launch.json and returns the environment of its trainer."""

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from benchlib.runner import Bar, Measures, Scenario, Series
-from benchlib.train_loops import PlainLoop, StokerLoop, nanogpt_batch, planned_batch
+from benchlib.train_loops import PlainLoop, StokerLoop, nanogpt_batch, planned_batch, train_whole
 from benchlib.train_run import PreparedRun, Workload, byte_text
+from stoker.training.launch import read_launch
 
 BATCH = {"steps": 10_000, "global_batch": 8, "seq_len": 256}
 SHAPES = {
-    "demo": Workload({**BATCH, "model": "demo", "micro_batch": 4}, 4096),
-    "8m": Workload(
-        {**BATCH, "model": {"layers": 8, "width": 256, "heads": 8, "ffn_width": 688}, "micro_batch": 8}, 8192
-    ),
-    "v50k": Workload(
-        {**BATCH, "model": {"layers": 2, "width": 128, "heads": 4, "ffn_width": 344}, "micro_batch": 2}, 50257
-    ),
+    "demo": Workload({**BATCH, "model": "demo"}, 4096),
+    "8m": Workload({**BATCH, "model": {"layers": 8, "width": 256, "heads": 8, "ffn_width": 688}}, 8192),
+    "v50k": Workload({**BATCH, "model": {"layers": 2, "width": 128, "heads": 4, "ffn_width": 344}}, 50257),
 }
 BF16 = "8m"
 WARM_UP = 2  # steps
@@ -49,7 +46,9 @@ class TrainScenario(Scenario):
             run = PreparedRun(directory / name, workload, workload.made_up(2000))
             loop = self._loop(run)
             self.steps["stoker"][name] = loop.step
-            self.steps["nanogpt"][name] = _plain_step(run, loop)
+            loop.step()  # the micro-batch is chosen at the latest then
+            plain = PlainLoop(loop.training.launch, loop.training.numerics.micro_batch)
+            self.steps["nanogpt"][name] = functools.partial(_plain_step, plain, run)
         half = Workload({**SHAPES[BF16].train, "precision": "bfloat16"}, SHAPES[BF16].vocab)
         run = PreparedRun(directory / "bfloat16", half, half.made_up(2000))
         self.steps["bfloat16"][BF16] = self._loop(run).step
@@ -84,44 +83,30 @@ class TrainLossesScenario(Scenario):
     repeats = 1
 
     def prepare(self, directory: Path) -> None:
-        self.run = PreparedRun(directory / "run", LOSSES, byte_text(LOSSES.window * 2000))
-        self.loop = StokerLoop(self.run)
+        self.text = byte_text(LOSSES.window * LOSSES.train["steps"] * LOSSES.train["global_batch"])
         self.losses: dict[str, list[float]] = {}
 
-    def finish(self) -> None:
-        self.loop.end()
-
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
-        return {"nanogpt": lambda _: self._plain(), "stoker": lambda _: self._stoker()}
+        return {"nanogpt": self._nanogpt, "stoker": self._stoker}
 
     def bars(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[Bar]:
         apart = np.abs(np.subtract(self.losses["stoker"], self.losses["nanogpt"])).max()
         yield Bar("largest difference of a step's loss, in nats", float(apart), 1e-4)
 
-    def _plain(self) -> Measures:
-        training = self.loop.training
-        plain = PlainLoop(training.launch, training.model.shape)
-        self.losses["nanogpt"] = [
-            plain.step(planned_batch(self.run, step), training.schedule.rate(step + 1))
-            for step in range(LOSSES.train["steps"])
-        ]
-        return {"last_loss": self.losses["nanogpt"][-1]}
+    def _nanogpt(self, directory: Path) -> Measures:
+        with PreparedRun(directory / "nanogpt", LOSSES, self.text) as run:
+            launch = read_launch(run.launch())
+            plain = PlainLoop(launch, LOSSES.train["micro_batch"])
+            losses = [plain.step(planned_batch(run, number)) for number in range(launch.steps)]
+        self.losses["nanogpt"] = losses
+        return {"last_loss": losses[-1]}
 
-    def _stoker(self) -> Measures:
-        for _ in range(LOSSES.train["steps"]):
-            self.loop.step()
-        self.losses["stoker"] = [row["loss"] for row in self.run.rows() if "loss" in row]
-        return {"last_loss": self.losses["stoker"][-1]}
-
-
-def _plain_step(run: PreparedRun, loop: StokerLoop) -> Callable[[], float]:
-    training, generator = loop.training, torch.Generator().manual_seed(1)
-    plain = PlainLoop(training.launch, training.model.shape)
-
-    def step() -> float:
-        return plain.step(nanogpt_batch(run, generator), training.schedule.rate(1))
-
-    return step
+    def _stoker(self, directory: Path) -> Measures:
+        with PreparedRun(directory / "stoker", LOSSES, self.text) as run:
+            train_whole(run)
+            losses = [row["loss"] for row in run.rows() if "loss" in row]
+        self.losses["stoker"] = losses
+        return {"last_loss": losses[-1]}
 
 
 def _measured(steps: Mapping[str, Callable[[], object]]) -> Measures:
@@ -134,3 +119,7 @@ def _measured(steps: Mapping[str, Callable[[], object]]) -> Measures:
         measures[f"{name}_tokens_per_s"] = tokens / seconds
         measures[f"{name}_step_cpu_s"] = time.process_time() - cpu
     return measures
+
+
+def _plain_step(plain: PlainLoop, run: PreparedRun) -> None:
+    plain.step(nanogpt_batch(run))
