@@ -69,7 +69,8 @@ def test_the_command_lists_its_scenarios_and_refuses_unknown_ones(
     from benchlib.__main__ import main
 
     assert main(["--list"]) == 0
-    assert "start" in capsys.readouterr().out
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"start", "train", "train-losses", "train-memory", "train-launch", "train-muon"} <= listed
     assert main(["no-such"]) == 64
     assert "no-such" in capsys.readouterr().err
     assert (
@@ -93,3 +94,61 @@ def test_what_a_scenario_finds_itself_fails_the_bench_too(tmp_path: Path) -> Non
             yield f"one: {series['one']['work_s'].median:g} s"
 
     assert run(Judging(), 1, tmp_path).over_limit == ("one: 2 s",)
+
+
+def test_a_bar_is_told_as_met_or_not_and_one_name_measures_all_that_begin_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchlib import __main__
+    from benchlib.runner import Bar, Scenario, Series
+
+    ended: list[str] = []
+
+    class Fast(Scenario):
+        name = "train"
+        limit: ClassVar = 2.0
+
+        def variants(self) -> Mapping[str, Callable[[Path], Mapping[str, float]]]:
+            return {"one": lambda _: {"work_s": 2.0}}
+
+        def bars(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[Bar]:
+            yield Bar("work", series["one"]["work_s"].median, self.limit)
+
+        def finish(self) -> None:
+            ended.append(self.name)
+
+    class Slow(Fast):
+        name = "train-slow"
+        limit: ClassVar = 1.0
+
+    found = {"trainer": Slow, "train": Fast, "train-slow": Slow}
+    monkeypatch.setattr(__main__, "find_scenarios", lambda: found)
+    assert __main__.main(["train", "--dir", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert ended == ["train", "train-slow"]
+    assert "work: 2, at most 2: met" in told
+    assert "work: 2, at most 1: NOT MET" in told
+    assert Bar("rate", 0.9, 1.0, least=True).met is False
+
+
+def test_the_two_loops_of_the_bench_of_the_trainer_make_the_same_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would count for later tests too
+    from benchlib.train_loops import PlainLoop, StokerLoop, planned_batch
+    from benchlib.train_run import PreparedRun, Workload
+
+    model = {"layers": 1, "width": 16, "heads": 2, "ffn_width": 32}
+    train = {"steps": 9, "global_batch": 4, "micro_batch": 2, "seq_len": 8, "model": model}
+    workload = Workload({**train, "optimizer": {"lr": 1e-2}, "schedule": {"warmup_steps": 1}}, 64)
+    run = PreparedRun(tmp_path / "run", workload, workload.made_up(40))
+    loop = StokerLoop(run)
+    plain = PlainLoop(loop.training.launch, 2)
+    for number in range(3):
+        loop.step()
+        assert loop.training.progress.step == number + 1  # one pass of the loop is one step
+        assert plain.step(planned_batch(run, number)) == pytest.approx(loop.training.progress.loss, abs=1e-5)
+    loop.end()
+    assert [row["step"] for row in run.rows()] == [1, 2, 3]
