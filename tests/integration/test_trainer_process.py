@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -45,6 +46,9 @@ def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path
     assert proof.verdict == "proven"
     body = proof.body.raw
     assert body["step"] == run.last_step() >= 4
+    (told,) = (word["NUMERICS"] for word in inbox.read() if "NUMERICS" in word)
+    own = json.loads((checkpoint / "trainer.json").read_bytes())["numerics"]
+    assert json.loads(told) == own and body["micro_batch"] == own["micro_batch"]
     assert body["tokens"] == body["step"] * 8 * SEQ_LEN
     assert body["position"] == [0, body["step"] * 8]
     assert body["plan_head"] == read_plan(run.layout.plan).head

@@ -32,7 +32,7 @@ from stoker.training.sampling import Sampling, TextModel, pick
 from stoker.training.saving import TensorCopier, contents, log_up_to
 from stoker.training.shape import Shape
 from stoker.training.state import Progress
-from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
+from support.trainer_run import SEQ_LEN, VOCAB, Inbox, TrainerRun
 
 CPU = device.Compute(torch.device("cpu"), bf16=False)
 
@@ -177,6 +177,27 @@ def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run
     sealer.end()
     assert run.checkpoints() == []
     assert run.rows()[-1] == {"step": 1, "timeline": 0, "val_loss": None, "val_stderr": None}
+
+
+def test_numerics_that_change_are_told_and_saved_and_a_replay_has_no_others(
+    run: TrainerRun, tmp_path: Path
+) -> None:
+    write_record(run.layout.launch, run.record("launch-1") | {"steps": 1})
+    inbox = Inbox(tmp_path / "socket")
+    sealer = Sealer(run.layout.checkpoints, "launch-1")
+    training = load(launch_of(run), Protocol(str(inbox.path), "launch-1"), Stop(), sealer)
+    training.change_numerics(micro_batch=4)
+    assert json.loads(inbox.read()[-1]["NUMERICS"]) == training.numerics.body()
+    training.run()
+    sealer.end()
+    (checkpoint,) = run.checkpoints()
+    assert (
+        state.read_json(checkpoint / "checkpoint.json")["micro_batch"] == training.numerics.micro_batch == 4
+    )
+    training.launch = replace(training.launch, is_replay=True)
+    with pytest.raises(ConfigError, match="replay it elsewhere"):
+        training.change_numerics(micro_batch=2)
+    inbox.close()
 
 
 def test_held_out_windows_that_changed_are_refused(run: TrainerRun) -> None:
