@@ -55,7 +55,8 @@ def test_a_run_keeps_its_own_where_a_newer_stoker_would_choose_others(
         return {name: ("better", *known) for name, known in here(*of).items()}
 
     monkeypatch.setattr(numerics, "kernels", newer)
-    monkeypatch.setattr(numerics, "LOSS_CHUNKS", {"better": 7})
+    for chunk in ("CPU_LOSS_CHUNK", "CUDA_LOSS_CHUNK"):
+        monkeypatch.setattr(numerics, chunk, 7)
     new = resolve(launch, device)
     assert {new.optimizer, new.loss, new.attention, new.compile} == {"better"} and new.loss_chunk == 7
     assert resolve(replace(launch, numerics=before.body()), device) == before
