@@ -19,8 +19,8 @@ from stoker.training.model import Model, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.saving import TensorCopier
 from stoker.training.shape import Shape
-from stoker.training.state import model_tensors, named, optimizer_tensors
-from stoker.training.step import training_step
+from stoker.training.state import model_tensors, named
+from stoker.training.step import Stepper
 
 SHAPE = Shape(16384, 64, 12, 768, 12, 12, 2048, 10000.0, 1e-5, True)  # 97.5 M parameters
 STEPS = int(os.environ.get("STOKER_BENCH_STEPS", "12"))  # before each save, and after its seal
@@ -31,8 +31,9 @@ def main(directory: Path) -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
     model = Model(SHAPE)
     initialize(model, 1)
-    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     cpu = Compute(torch.device("cpu"), bf16=False)
+    stepper = Stepper(model, optimizer, cpu, clip=1.0)
     copier, sealed = TensorCopier(cpu.device), list[str]()
     sealer = Sealer(directory, "bench")
     saver = Saver(
@@ -40,7 +41,7 @@ def main(directory: Path) -> None:
     )
     files = [
         *tensor_files("model", named(model_tensors(model))),
-        *tensor_files("optimizer", named(optimizer_tensors(optimizer))),
+        *tensor_files("optimizer", named(optimizer.tensors())),
     ]
     windows = [torch.randint(0, SHAPE.vocab_size, (1, SHAPE.seq_len + 1))]
     steps: list[tuple[float, float]] = []  # begin and end
@@ -48,7 +49,7 @@ def main(directory: Path) -> None:
     def train(count: int) -> None:
         for _ in range(count):
             began = time.monotonic()
-            training_step(model, optimizer, windows, rate=1e-5, clip=1.0, compute=cpu)
+            stepper.begin(windows, rate=1e-5).result()
             saver.poll()
             steps.append((began, time.monotonic()))
 

@@ -104,15 +104,17 @@ def test_a_second_trainer_of_a_run_exits_75_and_names_the_holder(tmp_path: Path)
     assert "trainer of run main" in run.errors.read_text()
 
 
-def test_a_loss_that_is_not_finite_exits_65_and_is_never_sealed(tmp_path: Path, inbox: Inbox) -> None:
+def test_a_loss_that_is_not_finite_exits_76_with_its_step_and_position(tmp_path: Path, inbox: Inbox) -> None:
     run = TrainerRun(tmp_path)
     run.plan(200)
     wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
     trainer = run.start(socket_path=inbox.path, optimizer=wild)
-    assert inbox.until_end(trainer) == 65
-    assert run.checkpoints() == []
-    assert "the loss is" in run.errors.read_text() and "Traceback" not in run.errors.read_text()
-    assert "the loss is" in inbox.read()[-1]["ERROR"]
+    assert inbox.until_end(trainer) == 76
+    assert [path.name for path in run.checkpoints()] == ["step-000000001"]  # the one before it
+    assert "its loss is" in run.errors.read_text() and "Traceback" not in run.errors.read_text()
+    last = inbox.read()[-1]
+    assert (last["STEP"], last["POSITION"]) == ("2", "0,8")
+    assert "its loss is" in last["ERROR"] and "train.optimizer.lr" in last["ERROR"]
 
 
 def _phase(inbox: Inbox) -> str:

@@ -33,8 +33,10 @@ def test_a_run_starts_when_its_wants_are_met_or_no_more_will_come(data: DataInVi
         (0, None, False, ExitClass.FINISHED),
         (0, None, True, ExitClass.STOPPED),
         (65, None, False, ExitClass.BAD_DATA),
+        (71, None, False, ExitClass.GPU_MEMORY),
         (74, None, False, ExitClass.STORAGE),
         (75, None, False, ExitClass.TRY_AGAIN),
+        (76, None, False, ExitClass.NON_FINITE),
         (78, None, False, ExitClass.WRONG_CONFIG),
         (1, None, False, ExitClass.CRASHED),
         (1, None, True, ExitClass.CRASHED),
@@ -51,6 +53,12 @@ def test_every_end_of_a_launch_has_its_class(
     assert classify(end, is_asked=True, is_hung=True).kind is ExitClass.HUNG
 
 
+@pytest.mark.parametrize(("code", "gives_up_with"), [(65, 65), (71, 71), (74, 70), (76, 76), (78, 78)])
+def test_a_supervisor_that_gives_up_ends_with_the_code_of_the_kind(code: int, gives_up_with: int) -> None:
+    exit_ = classify(GuardedEnd(code, None), is_asked=False, is_hung=False)
+    assert exit_.gives_up_with == gives_up_with
+
+
 def test_a_signal_is_told_by_its_name() -> None:
     assert "SIGKILL" in classify(GuardedEnd(None, 9), is_asked=False, is_hung=False).detail
 
@@ -59,6 +67,7 @@ def test_a_signal_is_told_by_its_name() -> None:
     ("code", "signum", "last_words", "kind", "doubts"),
     [
         (65, None, "a set is bad", ExitClass.BAD_DATA, True),
+        (76, None, "the loss of step 7 is nan", ExitClass.NON_FINITE, True),
         (None, 7, None, ExitClass.BAD_DATA, True),  # SIGBUS: a map is cut short
         (74, None, "OSError: [Errno 5] Input/output error: '/hot/t.bin'", ExitClass.STORAGE, True),
         (74, None, "StorageError: cannot write: No space left on device", ExitClass.STORAGE, False),

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from stoker.store.errors import ConfigError, DataError, LockHeld, StorageError
+from stoker.store.errors import ConfigError, DataError, LockHeld, NoMemory, NonFinite, StorageError
 from stoker.training.trainer import exit_code
 
 
@@ -15,6 +15,8 @@ from stoker.training.trainer import exit_code
     [
         (DataError("a set is wrong"), 65),
         (ConfigError("another digest"), 78),
+        (NoMemory("no room for one window"), 71),
+        (NonFinite("the loss is nan", step=3), 76),
         (LockHeld("held"), 75),
         (StorageError("disk full"), 74),
         (OSError(errno.ENOSPC, "No space left on device"), 74),

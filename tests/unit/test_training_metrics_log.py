@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ HISTORIES = {0: [(0, None)], 1: [(1, None), (0, 1)]}
         ([row(1), row(2), row(3)[:-5]], 0, 2, [row(1), row(2)]),
         ([row(1), row(2)[:-1]], 0, 2, [row(1)]),
         ([row(1), b"\0\0\0\0\n", row(2)], 0, 2, [row(1), row(2)]),
+        # what earlier versions wrote for a held-out loss of nan, and what this one writes
+        ([row(1), row(2, val_loss=math.nan)], 0, 2, [row(1)]),
+        ([row(1), row(2), row(2, val_loss=None)], 0, 2, [row(1), row(2)]),
         # timeline 1 forked off at 1: what timeline 0 did after that is history and stays
         ([row(1), row(2), row(2, 1), row(3, 1)], 1, 2, [row(1), row(2), row(2, 1)]),
     ],
@@ -48,8 +52,8 @@ def test_rows_are_appended_whole_and_evaluations_remembered(tmp_path: Path) -> N
     log.append({"step": 1, "loss": 0.1})
     assert not log.evaluated(1)
     log.append({"step": 1, "val_loss": 0.2})
-    log.append({"step": 2, "val_loss": float("inf"), "val_stderr": float("nan")})
-    assert log.evaluated(2)
+    log.append({"step": 2, "val_loss": math.inf, "val_stderr": math.nan})
+    assert log.evaluated(1) and not log.evaluated(2)  # the next launch evaluates it again
     log.sync()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"step": 1, "loss": 0.1, "timeline": 2},

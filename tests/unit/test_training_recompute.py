@@ -64,11 +64,15 @@ def test_an_evaluation_computes_each_block_once() -> None:
     assert len(calls) == 2  # a third begins, and ends at the last tensor that is needed
 
 
-def test_neither_a_model_nor_its_recomputation_loads_a_compiler() -> None:
+def test_a_step_with_recomputation_loads_no_compiler() -> None:
     code = (
         "import sys, torch; from stoker.training.model import Model, Shape; "
         "model = Model(Shape(9, 8, 1, 8, 2, 2, 8, 1e4, 1e-5, True)); model.recompute = True; "
-        "model.loss_sum(torch.zeros((1, 9), dtype=torch.long)).backward(); "
+        "from stoker.training.optimizer import AdamW; from stoker.training.step import Stepper; "
+        "from stoker.training.device import Compute; "
+        "optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1); "
+        "stepper = Stepper(model, optimizer, Compute(torch.device('cpu'), bf16=False), clip=1.0); "
+        "stepper.begin([torch.zeros((1, 9), dtype=torch.long)], 0.1).result(); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

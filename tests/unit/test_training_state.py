@@ -18,7 +18,7 @@ from stoker.checkpoints.seal import CheckpointWriter
 from stoker.cli.runs.generate import generate
 from stoker.cli.which_run import checkpoints_at
 from stoker.plan.positions import Position
-from stoker.store.errors import ConfigError, DataError, UsageError
+from stoker.store.errors import ConfigError, DataError, NonFinite, UsageError
 from stoker.store.record import write_record
 from stoker.training import device, state
 from stoker.training.evaluate import evaluate, open_heldout
@@ -52,7 +52,7 @@ def launch_of(run: TrainerRun) -> Launch:
 def trained(launch: Launch, seed: int = 1) -> tuple[Model, AdamW]:
     model = Model(Shape.parse(launch.model, vocab_size=VOCAB, seq_len=SEQ_LEN))
     initialize(model, seed)
-    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     for step in range(3):
         windows = torch.randint(0, VOCAB, (4, SEQ_LEN + 1), generator=torch.Generator().manual_seed(step))
         model.loss_sum(windows).backward()
@@ -84,8 +84,8 @@ def test_a_saved_state_is_restored_bit_for_bit(run: TrainerRun) -> None:
     body = state.read_checkpoint(path, launch)
     assert state.restore(path, body, other, its_optimizer) == progress
     assert its_optimizer.steps == 3
-    saved = state.model_tensors(model) | state.optimizer_tensors(optimizer)
-    restored = state.model_tensors(other) | state.optimizer_tensors(its_optimizer)
+    saved = state.model_tensors(model) | optimizer.tensors()
+    restored = state.model_tensors(other) | its_optimizer.tensors()
     assert saved.keys() == restored.keys() and len(saved) == 3 * len(state.model_tensors(model))
     assert all(torch.equal(saved[name], restored[name]) for name in saved)
     assert torch.equal(torch.rand(4), expected_random)
@@ -172,7 +172,7 @@ def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run
     write_record(run.layout.launch, run.record("launch-1") | changes)
     sealer = Sealer(run.layout.checkpoints, "launch-1")
     training = load(launch_of(run), Protocol("", "launch-1"), Stop(), sealer)
-    with pytest.raises(DataError, match="the held-out loss at step 1 is"):
+    with pytest.raises(NonFinite, match="the held-out loss at step 1 is"):
         training.run()
     sealer.end()
     assert run.checkpoints() == []

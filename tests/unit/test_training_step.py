@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from stoker.store.errors import DataError
 from stoker.training.device import Compute, choose_micro_batch
 from stoker.training.model import Model, initialize
-from stoker.training.optimizer import AdamW
+from stoker.training.optimizer import AdamW, Optimizer
 from stoker.training.schedule import Schedule
 from stoker.training.shape import Shape
-from stoker.training.step import clip_gradients, training_step
+from stoker.training.step import Stepper, clip_gradients
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
@@ -24,6 +24,21 @@ def make() -> Model:
     model = Model(SHAPE)
     initialize(model, 1)
     return model
+
+
+def adamw(model: Model) -> AdamW:
+    return AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+
+
+OPTIMIZERS: dict[str, Callable[[Model], Optimizer]] = {"adamw": adamw}
+
+
+def stepper(model: Model) -> Stepper:
+    return Stepper(model, adamw(model), CPU, clip=1.0)
+
+
+def state_of(model: Model, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters()) | optimizer.tensors()
 
 
 @pytest.mark.parametrize(
@@ -64,26 +79,29 @@ def test_a_schedule_without_warm_up_or_shorter_than_it_still_gives_rates() -> No
     assert Schedule(1.0, 100, 10, 0.1).rate(10) == pytest.approx(0.1)
 
 
-def test_adamw_makes_the_steps_of_torchs_own() -> None:
+def reference_adamw(model: Model) -> torch.optim.AdamW:
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+
+
+def test_adamw_makes_the_steps_of_torchs_own_bit_for_bit() -> None:
     ours, theirs = make(), make()
-    optimizer = AdamW(ours, betas=(0.9, 0.95), weight_decay=0.1)
-    matrices = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
-    reference = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        lr=0.01,
-        betas=(0.9, 0.95),
-    )
+    optimizer, reference = adamw(ours), reference_adamw(theirs)
     generator = torch.Generator().manual_seed(2)
-    for _ in range(5):
+    for step in range(1, 6):
         windows = torch.randint(0, 40, (4, 13), generator=generator)
         for model in (ours, theirs):
             model.loss_sum(windows).backward()
-        optimizer.step(0.01)
+        for group in reference.param_groups:
+            group["lr"] = 0.01 / step
+        optimizer.step(0.01 / step)
         reference.step()
         reference.zero_grad()
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(mine, other, atol=1e-6)
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other) and mine.grad is None, name
+        assert torch.equal(optimizer.tensors()[f"{name}.exp_avg_sq"], reference.state[other]["exp_avg_sq"])
 
 
 def test_vectors_are_not_decayed() -> None:
@@ -92,7 +110,7 @@ def test_vectors_are_not_decayed() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     weight = model.weight.detach().clone()
-    AdamW(model, betas=(0.9, 0.95), weight_decay=0.5).step(0.1)
+    AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.5).step(0.1)
     assert torch.equal(model.bias, before)
     assert torch.allclose(model.weight, weight * 0.95)
 
@@ -113,8 +131,7 @@ def test_the_micro_batch_changes_neither_loss_nor_step(micro_batch: int) -> None
     results, models = [], []
     for size in (8, micro_batch):
         model = make()
-        optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
-        results.append(training_step(model, optimizer, windows.split(size), rate=1e-3, clip=1.0, compute=CPU))
+        results.append(stepper(model).begin(windows.split(size), rate=1e-3).result())
         models.append(model)
     assert results[1].loss == pytest.approx(results[0].loss, abs=1e-5)
     assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=1e-4)
@@ -129,23 +146,37 @@ def test_micro_batches_of_two_lengths_count_every_target_once() -> None:
     targets = 3 * 12 + 5 * 4
     with torch.no_grad():
         expected = (model.loss_sum(long) + model.loss_sum(short)) / targets
-    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
-    result = training_step(model, optimizer, [long, short], rate=1e-3, clip=1.0, compute=CPU)
+    result = stepper(model).begin([long, short], rate=1e-3).result()
     assert result.loss == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_a_loss_that_is_not_finite_changes_no_parameter() -> None:
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_and_all_after_it_change_no_bit(name: str, bad: float) -> None:
+    model = make()
+    optimizer = OPTIMIZERS[name](model)
+    steps = Stepper(model, optimizer, CPU, clip=1.0)
+    windows = torch.randint(0, 40, (2, 13), generator=torch.Generator().manual_seed(3))
+    assert steps.begin([windows], rate=1e-3).result().is_finite
+    before = {name: each.clone() for name, each in state_of(model, optimizer).items()}
+    assert any(each.abs().max() > 0 for name, each in before.items() if "norm" in name)
+
+    hook = model.norm.weight.register_hook(lambda gradient: gradient * bad)  # the loss stays finite
+    result = steps.begin([windows], rate=1e-3).result()
+    assert math.isfinite(result.loss) and not result.is_finite
+    hook.remove()
+    assert steps.begin([windows], rate=1e-3).result().is_finite
+    after = state_of(model, optimizer)
+    assert all(torch.equal(after[name], each) for name, each in before.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_loss_that_is_not_finite_is_no_finite_result() -> None:
     model = make()
     with torch.no_grad():
-        model.blocks[0].ffn.down.weight[0, 0] = float("nan")
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
-    windows = torch.zeros((2, 13), dtype=torch.int64)
-    with pytest.raises(DataError, match="loss is nan"):
-        training_step(model, optimizer, [windows], rate=1e-3, clip=1.0, compute=CPU)
-    assert optimizer.steps == 0
-    for mine, was in zip(model.parameters(), before, strict=True):
-        assert torch.equal(mine.nan_to_num(), was.nan_to_num())
+        model.blocks[0].ffn.down.weight[0, 0] = math.nan
+    result = stepper(model).begin([torch.zeros((2, 13), dtype=torch.int64)], rate=1e-3).result()
+    assert math.isnan(result.loss) and not result.is_finite
 
 
 def test_a_micro_batch_is_chosen_by_the_size_of_its_logits_and_divides_the_batch() -> None:

@@ -42,6 +42,23 @@ class UnavailableError(Fatal):
     exit_code = 69
 
 
+class NoMemory(Fatal):
+    """The device's memory is too small for what must be held in it at once."""
+
+    exit_code = 71
+
+
+class NonFinite(Fatal):
+    """A loss or gradient is infinite or nan."""
+
+    exit_code = 76
+
+    def __init__(self, message: str, **words: object) -> None:
+        """`words` say where: the step, and the position of its first window in the plan."""
+        super().__init__(message)
+        self.words = words
+
+
 class StorageError(Fatal, OSError):
     """A read or write failed; also an OSError, whose `errno` separates a full disk from a broken one."""
 

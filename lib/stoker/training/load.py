@@ -63,7 +63,11 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         initialize(model, launch.seed)
     model.to(compute.device)
     betas = launch.optimizer["betas"]
-    optimizer = AdamW(model, betas=(betas[0], betas[1]), weight_decay=launch.optimizer["weight_decay"])
+    optimizer = AdamW(
+        model.named_parameters(),
+        betas=(betas[0], betas[1]),
+        weight_decay=launch.optimizer["weight_decay"],
+    )
     progress = Progress()
     if launch.resume_from is not None and body is not None:
         progress = state.restore(launch.resume_from, body, model, optimizer)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stoker.checkpoints.handover import File, Sealer
 from stoker.checkpoints.saver import Saver
-from stoker.store.errors import ConfigError, DataError
+from stoker.store.errors import ConfigError, NonFinite
 from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
 from stoker.training.batches import Batches
@@ -28,16 +28,28 @@ from stoker.training.launch import Launch
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model
 from stoker.training.numerics import Numerics
-from stoker.training.optimizer import AdamW
+from stoker.training.optimizer import Optimizer
 from stoker.training.prefetch import Prefetcher, Prepared
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.saving import TensorCopier, contents
 from stoker.training.schedule import Schedule
 from stoker.training.state import Progress
-from stoker.training.step import training_step
+from stoker.training.step import Begun, Stepper
 
 PLAN_POLL_S = 0.2
 PLAN_WORD_S = 1.0
+
+
+@dataclass(frozen=True)
+class Underway:
+    """A step begun, at whose result nobody has looked."""
+
+    step: int
+    rate: float
+    batch: Prepared
+    started: float  # monotonic seconds, before its batch was asked for
+    waited_s: float  # for that batch
+    begun: Begun
 
 
 @dataclass
@@ -47,7 +59,7 @@ class Training:
     launch: Launch
     numerics: Numerics
     model: Model
-    optimizer: AdamW
+    optimizer: Optimizer
     compute: Compute
     progress: Progress
     batches: Batches
@@ -70,6 +82,18 @@ class Training:
             every=(launch.checkpoint_every_s, launch.checkpoint_every_steps),
             skips=launch.checkpoint_busy == "skip",
         )
+        self.stepper = Stepper(
+            self.model,
+            self.optimizer,
+            self.compute,
+            clip=launch.optimizer["clip"] or 0.0,
+            before_update=self.copier.before_update,
+        )
+        # A GPU has the next step to make while the host looks at a result; a CPU gains nothing by it.
+        self.looks_late = self.compute.device.type == "cuda"
+        self._underway: Underway | None = None
+        self._looked_at = 0.0  # monotonic seconds
+        self._first = self.progress.step + 1
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -81,11 +105,10 @@ class Training:
         self.change_numerics()
         self.protocol.say("train", ready=1, **self._words())
         self._evaluate_if_due()
-        first = self.progress.step
         last, ending = self.launch.steps, "steps"
         if self.launch.until is not None and self.launch.until < last:
             last, ending = self.launch.until, "until"
-        while self.progress.step < last:
+        while self._last_begun < last:
             if standstill(self.metrics.evaluations).ends(self.launch.patience):
                 ending = "early_stop"
                 break
@@ -94,12 +117,14 @@ class Training:
             if batch is None:
                 ending = "stopped" if self.stop.asked else "data_exhausted"
                 break
-            waited = time.monotonic() - started
-            self._step(batch, started, waited)
-            if self.progress.step == first + 1:  # the first step has shown what memory training takes
+            self._begin(batch, started, time.monotonic() - started)
+            if self._underway is not None:
+                continue
+            if self.progress.step == self._first:  # it has shown what memory training takes
                 self.saver.prepare(*self._contents())
             self._evaluate_if_due()
             self._checkpoint_if_due()
+        self._look()
         if ending in ("steps", "data_exhausted") and not self._evaluate():
             ending = "stopped"
         self.prefetcher.close()
@@ -117,45 +142,65 @@ class Training:
         self.numerics = replace(self.numerics, **changes)
         self.protocol.say(self.protocol.phase, numerics=self.numerics.word(), **self._words())
 
-    def _step(self, batch: Prepared, started: float, waited: float) -> None:
-        step = self.progress.step + 1
+    @property
+    def _last_begun(self) -> int:
+        return self.progress.step if self._underway is None else self._underway.step
+
+    def _begin(self, batch: Prepared, started: float, waited_s: float) -> None:
+        """Begins the next step, then looks at the one before; also at this one if something follows it."""
+        step = self._last_begun + 1
         rate = self.schedule.rate(step)
-        try:
-            result = training_step(
-                self.model,
-                self.optimizer,
-                self._micro_batches(batch),
-                rate=rate,
-                clip=self.launch.optimizer["clip"] or 0.0,
-                compute=self.compute,
-                before_update=self.copier.before_update,
+        begun = self.stepper.begin(self._micro_batches(batch), rate)
+        self._look()
+        self._underway = Underway(step, rate, batch, started, waited_s, begun)
+        if not self.looks_late or self._is_followed(step):
+            self._look()
+
+    def _is_followed(self, step: int) -> bool:
+        """Whether more than the next step follows a step: the state that it leaves is needed."""
+        is_told_apart = step in (self._first, self.schedule.decay_begins)
+        return is_told_apart or self._evaluates_at(step) or self.saver.is_due(step)
+
+    def _look(self) -> None:
+        """Waits for the result of the step under way, if there is one: only then is the step made.
+
+        Raises NonFinite where it was not applied, after saving the state before it.
+        """
+        if self._underway is None:
+            return
+        made, self._underway = self._underway, None
+        result = made.begun.result()
+        if not result.is_finite:
+            self._seal_this_step()
+            raise NonFinite(
+                f"step {made.step} was not applied: its loss is {result.loss}, its gradient norm "
+                f"{result.grad_norm}; its windows begin at {self.progress.position.as_list()}. The state "
+                "before it is kept. If it happens there again, roll back further, lower train.optimizer.lr, "
+                "or look at that data",
+                **self._words() | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )
-        except DataError as problem:
-            raise DataError(
-                f"step {step} cannot be made: {problem}; its windows begin at "
-                f"{self.progress.position.as_list()}. The newest checkpoint is from before it. If it happens "
-                "there again, roll back further, lower train.optimizer.lr, or look at that data"
-            ) from problem
+        now = time.monotonic()
+        elapsed_s = now - max(made.started, self._looked_at)
+        self._looked_at = now
         self.progress = replace(
             self.progress,
-            step=step,
-            tokens=self.progress.tokens + batch.tokens,
-            position=batch.position,
+            step=made.step,
+            tokens=self.progress.tokens + made.batch.tokens,
+            position=made.batch.position,
             loss=result.loss,
         )
-        speed = batch.tokens / max(1e-9, time.monotonic() - started)
         fields = {
-            "lr": rate,
+            "lr": made.rate,
             "grad_norm": result.grad_norm,
-            "tokens_per_s": round(speed, 1),
-            "data_wait_s": round(waited, 6),
+            "tokens_per_s": round(made.batch.tokens / max(1e-9, elapsed_s), 1),
+            "data_wait_s": round(made.waited_s, 6),
         }
         self.metrics.append(
             {
-                "step": step,
+                "step": made.step,
                 "loss": result.loss,
                 "tokens": self.progress.tokens,
-                "position": batch.position.as_list(),
+                "position": made.batch.position.as_list(),
                 **fields,
                 "time": utc_now(),
             }
@@ -179,6 +224,7 @@ class Training:
                 if self.protocol.phase != "train":
                     self.protocol.say("train", **self._words())
                 return batch
+            self._look()
             if self.batches.exhausted:
                 return None
             if time.monotonic() - word_at >= PLAN_WORD_S:
@@ -190,12 +236,15 @@ class Training:
 
     def _evaluate_if_due(self) -> None:
         """Evaluates at step 0 and every `evaluate_every` steps; a resumed run repeats one cut short."""
-        step, every = self.progress.step, self.launch.evaluate_every
-        if step == 0 or (every and step % every == 0):
+        if self._evaluates_at(self.progress.step):
             self._evaluate()
 
+    def _evaluates_at(self, step: int) -> bool:
+        every = self.launch.evaluate_every
+        return step == 0 or (every is not None and step % every == 0)
+
     def _evaluate(self) -> bool:
-        """Evaluates this step once; returns False at a stop. Raises DataError for an infinite or nan loss."""
+        """Evaluates this step once; returns False at a stop. Raises NonFinite for an infinite or nan loss."""
         step = self.progress.step
         if self.heldout is None or self.metrics.evaluated(step):
             return True
@@ -212,9 +261,10 @@ class Training:
                 {"step": step, "val_loss": found.loss, "val_stderr": found.stderr, "time": utc_now()}
             )
             if not math.isfinite(found.loss):
-                raise DataError(
+                raise NonFinite(
                     f"the held-out loss at step {step} is {found.loss}: the model is useless and "
-                    "is not saved. Roll back to a checkpoint from before it, or lower train.optimizer.lr"
+                    "is not saved. Roll back to a checkpoint from before it, or lower train.optimizer.lr",
+                    **self._words(),
                 )
             self.progress = replace(self.progress, val_loss=found.loss)
         self.protocol.say("train", **self._words())

@@ -19,8 +19,8 @@ class MetricsLog:
     """The only writer of a run's metrics log; `history` is the ancestry of the current timeline.
 
     Opening the log removes the rows of the current timeline beyond `resume_step` (0: the start), which a
-    killed launch left: those steps are made again. Rows of other timelines stay. A row has reached the kernel
-    when `append` returns, and the disk after `sync`.
+    killed launch left, and evaluations that were not finite: both are made again. Rows of other timelines
+    stay. A row has reached the kernel when `append` returns, and the disk after `sync`.
     """
 
     def __init__(self, path: Path, *, history: History = ((0, None),), resume_step: int) -> None:
@@ -31,8 +31,8 @@ class MetricsLog:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
 
     def evaluated(self, step: int) -> bool:
-        """Returns whether the current history has a held-out loss at the step."""
-        return step in self.evaluations
+        """Returns whether the current history has a finite held-out loss at the step."""
+        return self.evaluations.get(step, (None, None))[0] is not None
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Appends a row with its timeline; writes infinity and nan as null. Raises OSError (a full disk)."""
@@ -55,7 +55,7 @@ def _is_endless(value: object) -> bool:
 
 
 def _cut(path: Path, timeline: int, resume_step: int) -> None:
-    """Removes the timeline's rows beyond the resume step, and unreadable lines."""
+    """Removes the timeline's rows beyond the resume step or without a finite loss, and unreadable lines."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -64,8 +64,10 @@ def _cut(path: Path, timeline: int, resume_step: int) -> None:
     kept: list[bytes] = []
     for line in lines:
         row = _row(line)
-        beyond = row is None or row["step"] > resume_step
-        if row is None or (row["timeline"] == timeline and beyond):
+        if row is None:
+            continue
+        is_due = row["step"] > resume_step or row.get("val_loss", 0.0) is None
+        if row["timeline"] == timeline and is_due:
             continue
         kept.append(line)
     if len(kept) < len(lines):

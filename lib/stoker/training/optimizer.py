@@ -1,12 +1,12 @@
-"""AdamW (Loshchilov and Hutter 2019) with decay on matrices only.
+"""What the trainer asks of an optimizer, and AdamW (Loshchilov and Hutter 2019) by torch's fused kernel.
 
-Not torch.optim, which loads a compiler on first use: a second of every launch.
+The kernel is called directly: `torch.optim` loads a compiler on first use, a second of every launch.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,45 +14,74 @@ from torch import Tensor, nn
 EPSILON = 1e-8
 
 
-@dataclass(frozen=True)
-class Moments:
-    """The running means of a parameter's gradient and of its square, both in the parameter's shape."""
+class Optimizer(Protocol):
+    """Updates parameters in place by their gradients."""
 
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    steps: int  # updates begun, those that `found_inf` made void among them
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the state that a checkpoint holds besides `steps`: by parameter and kind of state."""
+        ...
+
+    def step(self, rate: float, found_inf: Tensor | None = None) -> None:
+        """Applies the gradients at this learning rate and clears them.
+
+        Where `found_inf`, a float32 scalar on the device, is 1, no parameter and no state changes; the host
+        need not know.
+        """
+        ...
 
 
 class AdamW:
-    """Updates a model's parameters in place; its state is `steps` (updates made) and `moments` by name.
+    """Decays matrices and no vectors. All operations are element-wise: the same values give the same bits."""
 
-    All operations are element-wise: the same values give the same bits.
-    """
-
-    def __init__(self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float) -> None:
-        self._parameters = dict(model.named_parameters())
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        betas: tuple[float, float],
+        weight_decay: float,
+    ) -> None:
+        self._parameters = dict(parameters)
         self._betas = betas
         self._weight_decay = weight_decay
+        self._means = {name: torch.zeros_like(each).detach() for name, each in self._parameters.items()}
+        self._squares = {name: torch.zeros_like(each).detach() for name, each in self._parameters.items()}
         self.steps = 0
-        self.moments = {
-            name: Moments(torch.zeros_like(parameter), torch.zeros_like(parameter))
-            for name, parameter in self._parameters.items()
-        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns <parameter>.exp_avg and .exp_avg_sq, the running means of gradient and squared gradient."""
+        means = {f"{name}.exp_avg": mean for name, mean in self._means.items()}
+        return means | {f"{name}.exp_avg_sq": square for name, square in self._squares.items()}
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Applies the gradients at this learning rate and clears them; norms (vectors) do not decay."""
+    def step(self, rate: float, found_inf: Tensor | None = None) -> None:
         self.steps += 1
-        first, second = self._betas
-        size = rate / (1 - first**self.steps)  # corrects the bias of means that start at zero
-        spread = math.sqrt(1 - second**self.steps)
-        for name, parameter in self._parameters.items():
-            gradient, moments = parameter.grad, self.moments[name]
-            if gradient is None:
-                continue
-            if parameter.ndim >= 2:
-                parameter.mul_(1 - rate * self._weight_decay)
-            moments.exp_avg.lerp_(gradient, 1 - first)
-            moments.exp_avg_sq.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            scale = moments.exp_avg_sq.sqrt().div_(spread).add_(EPSILON)
-            parameter.addcdiv_(moments.exp_avg, scale, value=-size)
+        moved = {name: each for name, each in self._parameters.items() if each.grad is not None}
+        self._update([name for name in moved if moved[name].ndim >= 2], rate, self._weight_decay, found_inf)
+        self._update([name for name in moved if moved[name].ndim < 2], rate, 0.0, found_inf)
+        for parameter in moved.values():
             parameter.grad = None
+
+    def _update(self, names: list[str], rate: float, decay: float, found_inf: Tensor | None) -> None:
+        if not names:
+            return
+        parameters: list[Tensor] = [self._parameters[name] for name in names]
+        count = torch.full((), float(self.steps), device=parameters[0].device)
+        torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [self._means[name] for name in names],
+            [self._squares[name] for name in names],
+            [],
+            [count] * len(names),
+            lr=rate,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=decay,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None,
+            found_inf=found_inf,
+        )

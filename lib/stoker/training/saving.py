@@ -21,15 +21,15 @@ from stoker.store.log import GENESIS
 from stoker.training.launch import Launch
 from stoker.training.model import Model
 from stoker.training.numerics import Numerics
-from stoker.training.optimizer import AdamW
-from stoker.training.state import Progress, model_tensors, named, optimizer_tensors, random_state
+from stoker.training.optimizer import Optimizer
+from stoker.training.state import Progress, model_tensors, named, random_state
 
 
 def contents(
     launch: Launch,
     progress: Progress,
     model: Model,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     *,
     numerics: Numerics,
     plan_head: str,
@@ -65,7 +65,7 @@ def contents(
     }
     files: list[File] = [
         *tensor_files("model", named(model_tensors(model))),
-        *tensor_files("optimizer", named(optimizer_tensors(optimizer))),
+        *tensor_files("optimizer", named(optimizer.tensors())),
         ("trainer.json", [canonical_json(trainer)]),
         ("model.json", [canonical_json({"v": 1, **model.shape.body()})]),
         ("tokenizer.json", [launch.tokenizer_file.read_bytes()]),

@@ -23,7 +23,7 @@ from stoker.plan.positions import START, Position
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import parse_json
 from stoker.training.launch import Launch
-from stoker.training.optimizer import AdamW
+from stoker.training.optimizer import Optimizer
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 
@@ -41,15 +41,6 @@ class Progress:
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
-    """Returns the optimizer's means by name: <parameter>.exp_avg and <parameter>.exp_avg_sq."""
-    return {
-        f"{name}.{word}": getattr(moments, word)
-        for name, moments in optimizer.moments.items()
-        for word in ("exp_avg", "exp_avg_sq")
-    }
 
 
 def named(tensors: Mapping[str, Tensor]) -> Iterator[Named]:
@@ -90,10 +81,10 @@ def position_of(body: Mapping[str, Any] | None) -> Position:
     return START if body is None else Position.parse(body["position"])
 
 
-def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimizer: AdamW) -> Progress:
+def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> Progress:
     """Restores parameters, optimizer state and random state from a checkpoint; returns its progress."""
     load_parameters(directory, body, model)
-    _copy_all(load_tensors(directory, body, "optimizer-"), optimizer_tensors(optimizer), directory)
+    _copy_all(load_tensors(directory, body, "optimizer-"), optimizer.tensors(), directory)
     optimizer.steps = body["step"]
     random = read_json(directory / "trainer.json")["rng"]
     torch.set_rng_state(_decoded(random["cpu"]))

@@ -1,6 +1,7 @@
 """The built-in trainer: `python -m stoker.training.trainer`, rank 0 of a run, under the trainer protocol.
 
-Exit codes: 0 finished or stopped as asked, 65 bad data, 74 I/O or full disk, 75 try again, 78 configuration.
+Exit codes: 0 finished or stopped as asked, 65 bad data, 71 the device's memory is too small, 74 I/O or full
+disk, 75 try again, 76 a loss or gradient that is not finite, 78 configuration.
 Only light modules are imported at the top: a stop must work while torch is being loaded.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from stoker.checkpoints.handover import Sealer
 from stoker.kit.exec import set_death_signal
 from stoker.kit.lock import Lock
-from stoker.store.errors import StokerError
+from stoker.store.errors import NonFinite, StokerError
 from stoker.training.launch import Launch, read_launch
 from stoker.training.protocol import Protocol, Stop, StopAsked
 
@@ -78,7 +79,8 @@ def _failed(problem: Exception, protocol: Protocol) -> int:
     if not isinstance(problem, StokerError):
         traceback.print_exception(problem)
     print(f"trainer: {problem}", file=sys.stderr)
-    protocol.say(protocol.phase, error=f"{type(problem).__name__}: {problem}")
+    words = problem.words if isinstance(problem, NonFinite) else {}
+    protocol.say(protocol.phase, **words, error=f"{type(problem).__name__}: {problem}")
     return code
 
 

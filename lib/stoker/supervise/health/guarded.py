@@ -35,8 +35,10 @@ class ExitClass(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped_as_asked"
     BAD_DATA = "bad_data"
+    GPU_MEMORY = "gpu_memory"
     STORAGE = "storage"
     TRY_AGAIN = "try_again"
+    NON_FINITE = "non_finite"
     WRONG_CONFIG = "wrong_config"
     KILLED = "killed"
     CRASHED = "crashed"
@@ -47,8 +49,10 @@ class ExitClass(StrEnum):
 _BY_CODE = {
     0: ExitClass.FINISHED,
     65: ExitClass.BAD_DATA,
+    71: ExitClass.GPU_MEMORY,
     74: ExitClass.STORAGE,
     75: ExitClass.TRY_AGAIN,
+    76: ExitClass.NON_FINITE,
     78: ExitClass.WRONG_CONFIG,
 }
 
@@ -66,7 +70,13 @@ class Exit:
 
     @property
     def gives_up_with(self) -> int:
-        return {ExitClass.BAD_DATA: 65, ExitClass.WRONG_CONFIG: 78}.get(self.kind, 70)
+        """Returns the supervisor's own exit code after too many such ends; 70 where no code is the kind's."""
+        return {
+            ExitClass.BAD_DATA: 65,
+            ExitClass.GPU_MEMORY: 71,
+            ExitClass.NON_FINITE: 76,
+            ExitClass.WRONG_CONFIG: 78,
+        }.get(self.kind, 70)
 
 
 def classify(end: GuardedEnd, *, is_asked: bool, is_hung: bool, last_words: str | None = None) -> Exit:
@@ -87,7 +97,8 @@ def classify(end: GuardedEnd, *, is_asked: bool, is_hung: bool, last_words: str 
         return Exit(ExitClass.STOPPED, "saved and stopped as asked")
     kind = _BY_CODE.get(end.code, ExitClass.CRASHED)
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
-    return Exit(kind, f"exit code {end.code}{words}", is_unreadable or kind is ExitClass.BAD_DATA)
+    doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
+    return Exit(kind, f"exit code {end.code}{words}", doubts_data)
 
 
 class GuardedTrainer:

@@ -1,0 +1,92 @@
+"""The loop around the steps: looking late at results changes nothing; a bad step ends the launch unmade."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.checkpoints.handover import Sealer
+from stoker.store.errors import NonFinite
+from stoker.store.record import write_record
+from stoker.training.launch import read_launch
+from stoker.training.load import load
+from stoker.training.loop import Training
+from stoker.training.protocol import Protocol, Stop
+from stoker.training.state import load_tensors, read_json
+from support.trainer_run import TrainerRun
+
+
+def training_of(run: TrainerRun, sealer: Sealer, *, late: bool) -> Training:
+    changes = {"checkpoint": {"every_s": None, "every_steps": 4}, "deterministic": False}
+    write_record(run.layout.launch, run.record("launch-1") | changes)
+    launch = read_launch({"STOKER_RUN_DIR": str(run.layout.root)})
+    training = load(launch, Protocol("", "launch-1"), Stop(), sealer)
+    training.looks_late = late
+    return training
+
+
+def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_tensors(checkpoint, read_json(checkpoint / "checkpoint.json"), "")
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_looking_a_step_late_changes_no_bit_no_row_and_no_checkpoint(tmp_path: Path) -> None:
+    runs = []
+    for late in (False, True):
+        run = TrainerRun(tmp_path / str(late))
+        run.plan(104, end=True)  # a batch more than the run takes
+        sealer = Sealer(run.layout.checkpoints, "launch-1")
+        training = training_of(run, sealer, late=late)
+        looks: list[tuple[int, int]] = []  # steps begun and steps made, whenever a step begins
+        training.model.embedding.register_forward_pre_hook(
+            lambda module, _, training=training, looks=looks: (
+                looks.append((training.optimizer.steps, training.progress.step))
+                if torch.is_grad_enabled()
+                else None
+            )
+        )
+        assert training.run() == "steps"
+        sealer.end()
+        assert any(begun > made for begun, made in looks) == late
+        runs.append(run)
+    at_once, late_run = runs
+    assert at_once.rows() == late_run.rows() and at_once.last_step() == 12
+    names = [path.name for path in at_once.checkpoints()]
+    assert names == [path.name for path in late_run.checkpoints()] and len(names) == 3
+    for one, other in zip(at_once.checkpoints(), late_run.checkpoints(), strict=True):
+        assert equal(tensors(one), tensors(other))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_that_is_not_finite_ends_the_launch_with_the_state_before_it_sealed(
+    tmp_path: Path, late: bool
+) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(200)
+    sealer = Sealer(run.layout.checkpoints, "launch-1")
+    training = training_of(run, sealer, late=late)
+    before: dict[str, torch.Tensor] = {}
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        if training.optimizer.steps == 6:  # in the seventh step
+            before.update((name, each.clone()) for name, each in training.optimizer.tensors().items())
+            return gradient * math.nan
+        return gradient
+
+    training.model.norm.weight.register_hook(spoil)
+    with pytest.raises(NonFinite, match="step 7 was not applied") as end:
+        training.run()
+    sealer.end()
+    assert training.optimizer.steps == 7 + late  # the step behind it was under way, and changed nothing
+    assert (end.value.words["step"], end.value.words["position"]) == (7, "0,48")
+    assert [path.name for path in run.checkpoints()] == ["step-000000004", "step-000000006"]
+    sealed = tensors(run.checkpoints()[-1])
+    assert equal(before, {name: sealed[name] for name in before})
+    assert run.last_step() == 6
