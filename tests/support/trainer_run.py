@@ -20,6 +20,7 @@ from stoker.shards.tokenize.tokenizer import train_tokenizer
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.record import write_record
+from stoker.supervise.replay.replay_verdict import TIMED
 from support.waiting import wait_until
 
 VOCAB = 300
@@ -170,8 +171,7 @@ class TrainerRun:
         if not self.layout.metrics.exists():
             return []
         rows = [json.loads(line) for line in self.layout.metrics.read_bytes().split(b"\n")[:-1]]
-        timed = ("tokens_per_s", "data_wait_s", "time")
-        return [{key: value for key, value in row.items() if key not in timed} for row in rows]
+        return [{key: value for key, value in row.items() if key not in TIMED} for row in rows]
 
     def last_step(self) -> int:
         """The last step whose whole row is in the log now."""

@@ -18,6 +18,7 @@ from unittest.mock import patch
 from stoker.kit.process import ProcessId, processes_with_environment
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.store.record import read_record
+from stoker.supervise.replay.replay_verdict import TIMED
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.sites import SMALL_TRAINER
@@ -73,8 +74,7 @@ class TrainPipeline:
         if not self.run.metrics.exists():
             return []
         rows = [json.loads(line) for line in self.run.metrics.read_bytes().split(b"\n")[:-1]]
-        timed = ("tokens_per_s", "data_wait_s", "time")
-        return [{key: value for key, value in row.items() if key not in timed} for row in rows]
+        return [{key: value for key, value in row.items() if key not in TIMED} for row in rows]
 
     def last_step(self) -> int:
         """The last step in the training log."""

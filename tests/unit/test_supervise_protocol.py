@@ -27,6 +27,14 @@ def test_a_step_is_read_whole() -> None:
     }  # fmt: skip
 
 
+def test_the_figures_of_a_step_are_read_and_stay_until_told_again() -> None:
+    words = b"MFU=0.41\nMEMORY_BYTES=1024\nALLOC_RETRIES=2\nDATA_WAIT_S=0.5\nSAVE_STALL_S=1.5\nMICRO_BATCH=4"
+    view = heard(TrainerView("a", 0.0, 0.0), parse(b"LAUNCH=a\nSTEP=1\n" + words, "a") or {}, 1.0)
+    view = heard(view, parse(b"LAUNCH=a\nSTEP=2\nMFU=nan\nMICRO_BATCH=-2", "a") or {}, 2.0)
+    assert (view.mfu, view.memory_bytes, view.alloc_retries) == (0.41, 1024, 2)
+    assert (view.data_wait_s, view.save_stall_s, view.micro_batch) == (0.5, 1.5, 4)
+
+
 def test_words_of_another_launch_are_dropped() -> None:
     assert parse(b"LAUNCH=a1\nSTEP=7", "a2") is None
     assert parse(b"STEP=7", "a2") is None

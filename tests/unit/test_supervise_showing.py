@@ -41,7 +41,7 @@ def trainer(**said: Any) -> Trainer:
     return Trainer(LAUNCH, ProcessId(5, 50), view, Stillness(0.0, 0.0), 0.0)
 
 
-TRAINING = trainer(phase="train", step=50, loss=2.5, tokens_per_s=900.0)
+TRAINING = trainer(phase="train", step=50, loss=2.5, tokens_per_s=900.0, mfu=0.4)
 
 
 def shown(**changes: Any) -> dict[str, Any]:
@@ -126,6 +126,7 @@ def test_speed_and_time_left_are_told_of_a_trainer_that_trains(
 ) -> None:
     told = shown(**changes)
     assert (told["tokens_per_s"], told["eta_s"]) == (speed, left_s)
+    assert told["mfu"] == (0.4 if speed else None)
 
 
 def test_the_hourly_event_has_step_loss_speed_and_time_left_and_is_for_a_trainer_that_trains() -> None:

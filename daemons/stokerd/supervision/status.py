@@ -55,6 +55,12 @@ FIGURES = (
         "train_tokens_total", "Tokens trained on since the start, repeated too.", "figures.trained_tokens"
     ),
     Figure("train_tokens_per_second", "Speed; 0 while nothing is trained.", "figures.tokens_per_s"),
+    Figure("train_mfu_ratio", "Model FLOPs utilization of the card's bf16 peak.", "mfu"),
+    Figure("train_data_wait_seconds", "Time the last step waited for its data.", "data_wait_s"),
+    Figure("train_save_stall_seconds", "Time the last save kept the trainer.", "save_stall_s"),
+    Figure("train_memory_bytes", "Peak device memory of the last step; RSS peak on a CPU.", "memory_bytes"),
+    Figure("train_allocation_retries_total", "Allocations tried again.", "figures.alloc_retries"),
+    Figure("train_micro_batch", "Windows of a forward pass.", "micro_batch"),
     Figure("train_state", "1 for the state the run is in.", "figures.state.*", STATE),
     Figure("train_phase", "1 for what the supervisor does.", "figures.phase.*", PHASE),
     Figure("train_timeline", "The run's timeline.", "timeline"),
@@ -138,6 +144,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "restarts": dict(run.counted.restarts),
         "tokens": shown["tokens"] or 0,
         "tokens_per_s": shown["tokens_per_s"] or 0,
+        "alloc_retries": shown["alloc_retries"] or 0,
         "state": {state: shown["run_state"] == state for state in STATE["state"]},
         "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
@@ -200,7 +207,10 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         newest = proven
     said: dict[str, Any] = {
         name: getattr(view, name, None)
-        for name in ("step", "tokens", "loss", "lr", "grad_norm", "val_loss", "phase", "position")
+        for name in (
+            *("step", "tokens", "loss", "lr", "grad_norm", "val_loss", "phase", "position"),
+            *("mfu", "data_wait_s", "save_stall_s", "memory_bytes", "alloc_retries", "micro_batch"),
+        )
     }
     if newest is not None:
         for name in ("step", "tokens", "loss", "val_loss", "position"):
@@ -223,6 +233,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "waiting_since": wait.since or None,
         "steps": accounts.last_step,
         "tokens_per_s": view.tokens_per_s if view and trains else None,
+        "mfu": view.mfu if view and trains else None,
         "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,
         "launch": view.launch if view else None,
         "launches": record.launches if record else 0,

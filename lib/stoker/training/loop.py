@@ -24,6 +24,7 @@ from stoker.supervise.run.early_stop import standstill
 from stoker.training.batches import Batches
 from stoker.training.device import Compute
 from stoker.training.evaluate import evaluate
+from stoker.training.figures import Figures
 from stoker.training.launch import Launch
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model
@@ -74,6 +75,7 @@ class Training:
         self.schedule = Schedule.parse(launch.schedule, peak=launch.optimizer["lr"], horizon=launch.steps)
         self.prefetcher = Prefetcher(self.batches, self.compute.device)
         self.copier = TensorCopier(self.compute.device)
+        self.figures = Figures(self.model, self.compute.device, self.numerics.card)
         self.saver = Saver(
             self.sealer,
             self.copier,
@@ -189,12 +191,13 @@ class Training:
             position=made.batch.position,
             loss=result.loss,
         )
-        fields = {
-            "lr": made.rate,
-            "grad_norm": result.grad_norm,
-            "tokens_per_s": round(made.batch.tokens / max(1e-9, elapsed_s), 1),
-            "data_wait_s": round(made.waited_s, 6),
-        }
+        figures = self.figures.of_step(
+            made.batch.groups,
+            seconds=elapsed_s,
+            waited_s=made.waited_s,
+            micro_batch=self.numerics.micro_batch,
+        )
+        fields = {"lr": made.rate, "grad_norm": result.grad_norm, **figures}
         self.metrics.append(
             {
                 "step": made.step,
@@ -284,8 +287,9 @@ class Training:
     def _checkpoint(self) -> None:
         phase = self.protocol.phase
         self.protocol.say("checkpoint", **self._words())
-        self.metrics.sync()  # before the seal: the rows of a sealed step must be durable
-        self.saver.save(*self._contents())
+        with self.figures.saving():
+            self.metrics.sync()  # before the seal: the rows of a sealed step must be durable
+            self.saver.save(*self._contents())
         self.protocol.say(phase, **self._words())
 
     def _seal_this_step(self) -> None:

@@ -74,6 +74,51 @@ _STEPS = (
     ),
 )
 
+_EFFICIENCY = (
+    Panel(
+        "MFU",
+        "percentunit",
+        {"of the bf16 peak": "stoker_train_mfu_ratio{*}"},
+        "Model FLOPs utilization: what the steps need, as a share of what the card can at most compute.",
+        empty="nothing trained, or a device whose peak is not known",
+    ),
+    Panel(
+        "Data wait",
+        "s",
+        {"last step": "stoker_train_data_wait_seconds{*}"},
+        "Time that the last step waited for its data; near 0 while batches are prepared ahead.",
+        empty="nothing trained yet",
+    ),
+    Panel(
+        "Save stall",
+        "s",
+        {"last save": "stoker_train_save_stall_seconds{*}"},
+        "Time that the last save kept the trainer from training, as the trainer measured it.",
+        empty="nothing saved yet",
+    ),
+    Panel(
+        "Memory of a step",
+        "bytes",
+        {"peak": "stoker_train_memory_bytes{*}"},
+        "Most memory of tensors on the GPU in the last step; on a CPU the trainer's peak so far.",
+        empty="nothing trained yet",
+    ),
+    Panel(
+        "Allocation retries",
+        "none",
+        {"in this launch": "stoker_train_allocation_retries_total{*}"},
+        "How often the GPU's allocator had to give memory back first; each costs time.",
+        thresholds=((None, GOOD), (1, WARN)),
+    ),
+    Panel(
+        "Micro-batch",
+        "none",
+        {"windows": "stoker_train_micro_batch{*}"},
+        "Windows of a forward pass; halved where memory runs out.",
+        empty="nothing trained yet",
+    ),
+)
+
 _LIFE = (
     Panel(
         "Run",
@@ -282,6 +327,7 @@ TRAINING = Board(
     "The run: losses, speed, checkpoints, restarts, GPUs.",
     (
         Row("Steps", _STEPS),
+        Row("Efficiency", _EFFICIENCY),
         Row("The run's life", _LIFE),
         Row("Checkpoints", _CHECKPOINTS),
         Row("GPUs", _GPUS),

@@ -107,6 +107,13 @@ class Training:
         self.tokens += batch.tokens
         time.sleep(STEP_S)
         told = {"lr": rate, "grad_norm": float(np.abs(gradient).sum()), "tokens_per_s": 1e4, "data_wait_s": 0}
+        told |= {
+            "mfu": 0.25,
+            "save_stall_s": 0.5,
+            "memory_bytes": 2**20,
+            "alloc_retries": 1,
+            "micro_batch": 4,
+        }
         row = {"step": self.step, "loss": self.loss, "tokens": self.tokens}
         self.metrics.append({**row, "position": self.position.as_list(), **told, "time": utc_now()})
         self.protocol.tell(**self._words(), **told)

@@ -164,7 +164,8 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         done = f" ({100 * body['step'] / body['steps']:.1f} %)" if body["steps"] else ""
         yield "step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"
     yield "loss", losses(body)
-    yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s" if body.get("tokens_per_s") else ""
+    mfu = f", {100 * body['mfu']:.1f} % MFU" if body.get("mfu") else ""
+    yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s{mfu}" if body.get("tokens_per_s") else ""
     yield "time left", _left(body)
     if checkpoint := body.get("checkpoint"):
         unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"

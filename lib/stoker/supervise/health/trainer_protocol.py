@@ -70,6 +70,12 @@ class TrainerView:
     lr: float | None = None
     grad_norm: float | None = None
     tokens_per_s: float | None = None
+    mfu: float | None = None  # of the card's peak, 0 to 1
+    memory_bytes: int | None = None  # the step's peak on the device; on a CPU the process' peak
+    alloc_retries: int = 0  # of this launch
+    data_wait_s: float | None = None  # before the step
+    save_stall_s: float | None = None  # that the last save kept the trainer from training
+    micro_batch: int | None = None
     val_loss: float | None = None
     position: tuple[int, int] | None = None
     gpu_reserved_bytes: int | None = None  # of the card on which it has reserved most
@@ -125,7 +131,9 @@ def _object(value: str) -> dict[str, Any]:
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "PHASE": _phase,
     **dict.fromkeys(("STEP", "TOKENS", "GPU_RESERVED_BYTES"), _whole),
+    **dict.fromkeys(("MEMORY_BYTES", "ALLOC_RETRIES", "MICRO_BATCH"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
+    **dict.fromkeys(("MFU", "DATA_WAIT_S", "SAVE_STALL_S"), _number),
     "POSITION": _position,
     "NUMERICS": _object,
     **dict.fromkeys(("CHECKPOINT", "ERROR", "SAVE_FAILED", "SAVE_IN_PLACE"), lambda value: value[:MOST_TEXT]),

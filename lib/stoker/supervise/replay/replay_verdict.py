@@ -17,7 +17,10 @@ from stoker.supervise.replay.replay_site import Site
 
 TENSORS = ("model-", "optimizer-")
 MOST_TOLD = 10
-TIMED = frozenset({"time", "tokens_per_s", "data_wait_s"})  # these differ between equal runs
+# These differ between equal runs.
+TIMED = frozenset(
+    {"time", "tokens_per_s", "mfu", "data_wait_s", "save_stall_s", "memory_bytes", "alloc_retries"}
+)
 Key = tuple[int, bool]  # (step, whether it is a training row; else a held-out row)
 Rows = Mapping[Key, Mapping[str, Any]]
 
