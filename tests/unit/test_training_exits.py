@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 
 import pytest
+import torch
 
 from stoker.store.errors import ConfigError, DataError, LockHeld, NoMemory, NonFinite, StorageError
-from stoker.training.trainer import exit_code
+from stoker.training.failures import exit_code
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,18 @@ from stoker.training.trainer import exit_code
         (OSError(errno.ENOSPC, "No space left on device"), 74),
         (OSError(errno.EIO, "Input/output error"), 74),
         (FileNotFoundError(errno.ENOENT, "gone"), 70),
-        (MemoryError(), 75),
+        (MemoryError(), 71),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), 71),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), 71),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), 71),
+        (torch.AcceleratorError("CUDA error: out of memory"), 71),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nCUDA kernel errors might be"), 75),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), 75),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), 75),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), 75),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), 70),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), 70),
+        (ValueError("CUDA error: not from torch"), 70),
         (RuntimeError("a bug"), 70),
     ],
 )

@@ -15,6 +15,7 @@ import torch
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
 from stoker.training.device import Compute
+from stoker.training.memory import while_it_fits
 from stoker.training.model import Model
 
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -56,16 +57,28 @@ def evaluate(
 ) -> Evaluation | None:
     """Returns the loss over all held-out windows; None when `go_on` is false before a micro-batch.
 
+    Where memory runs out it halves its own micro-batch. Raises NoMemory where one window does not fit.
+
     The standard error is over windows, which are almost independent; the tokens of a window are not.
     """
     losses: list[torch.Tensor] = []
+    first = 0
+
+    def losses_of(count: int) -> torch.Tensor:
+        tokens = torch.from_numpy(heldout[first : first + count].astype(np.int64))
+        with compute.autocast():
+            return model.loss_by_window(tokens.to(compute.device))
+
+    def halved(count: int) -> None:
+        nonlocal micro_batch
+        micro_batch = count
+
     with torch.inference_mode():
-        for start in range(0, len(heldout), micro_batch):
+        while first < len(heldout):
             if not go_on():
                 return None
-            part = torch.from_numpy(heldout[start : start + micro_batch].astype(np.int64)).to(compute.device)
-            with compute.autocast():
-                losses.append(model.loss_by_window(part))
+            losses.append(while_it_fits(losses_of, micro_batch, halved))
+            first += len(losses[-1])
     each = torch.cat(losses).double().cpu()
     stderr = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     return Evaluation(float(each.mean()), stderr)

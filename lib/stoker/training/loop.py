@@ -8,6 +8,7 @@ a resumed run is the same run.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from stoker.training.device import Compute
 from stoker.training.evaluate import evaluate
 from stoker.training.figures import Figures
 from stoker.training.launch import Launch
+from stoker.training.memory import Pressure, free_caches, while_it_fits, windows_a_pass
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model
 from stoker.training.numerics import Numerics
@@ -74,6 +76,7 @@ class Training:
         launch = self.launch
         self.schedule = Schedule.parse(launch.schedule, peak=launch.optimizer["lr"], horizon=launch.steps)
         self.prefetcher = Prefetcher(self.batches, self.compute.device)
+        self.pressure = Pressure(self.compute.device)
         self.copier = TensorCopier(self.compute.device)
         self.figures = Figures(self.model, self.compute.device, self.numerics.card)
         self.saver = Saver(
@@ -120,6 +123,9 @@ class Training:
                 ending = "stopped" if self.stop.asked else "data_exhausted"
                 break
             self._begin(batch, started, time.monotonic() - started)
+            if self.pressure.is_too_high() and self.numerics.micro_batch > 1:
+                self._halved(self.numerics.micro_batch // 2)
+                free_caches()
             if self._underway is not None:
                 continue
             if self.progress.step == self._first:  # it has shown what memory training takes
@@ -142,7 +148,8 @@ class Training:
         if self.launch.is_replay and changes:
             raise ConfigError(f"this machine needs {changes}, the recorded run did not: replay it elsewhere")
         self.numerics = replace(self.numerics, **changes)
-        self.protocol.say(self.protocol.phase, numerics=self.numerics.word(), **self._words())
+        words = {"numerics": self.numerics.word(), "micro_batch": self.numerics.micro_batch, **self._words()}
+        self.protocol.say(self.protocol.phase, **words)
 
     @property
     def _last_begun(self) -> int:
@@ -152,7 +159,11 @@ class Training:
         """Begins the next step, then looks at the one before; also at this one if something follows it."""
         step = self._last_begun + 1
         rate = self.schedule.rate(step)
-        begun = self.stepper.begin(self._micro_batches(batch), rate)
+        begun = while_it_fits(
+            lambda micro_batch: self.stepper.begin(self._micro_batches(batch, micro_batch), rate),
+            self.numerics.micro_batch,
+            self._halved,
+        )
         self._look()
         self._underway = Underway(step, rate, batch, started, waited_s, begun)
         if not self.looks_late or self._is_followed(step):
@@ -210,12 +221,20 @@ class Training:
         )
         self.protocol.tell(**self._words(), **fields, gpu_reserved_bytes=self.compute.reserved_bytes)
 
-    def _micro_batches(self, batch: Prepared) -> list[Tensor]:
+    def _halved(self, micro_batch: int) -> None:
+        """Drops the gradients of what did not fit; further steps are made with this micro-batch."""
+        self.model.zero_grad()
+        self._look()  # the step before was made with the other
+        print(f"trainer: memory is short, the micro-batch is {micro_batch} from now on", file=sys.stderr)
+        self.change_numerics(micro_batch=micro_batch)
+
+    def _micro_batches(self, batch: Prepared, micro_batch: int) -> list[Tensor]:
         """Returns a batch as micro-batches of windows (b, seq_len + 1)."""
         parts: list[Tensor] = []
         for group in batch.groups:
             windows = group.to(self.compute.device, non_blocking=True)
-            parts += torch.split(windows, self.numerics.micro_batch)
+            length = windows.shape[1] - 1
+            parts += torch.split(windows, windows_a_pass(micro_batch, self.launch.seq_len, length))
         return parts
 
     def _next_batch(self) -> Prepared | None:
@@ -256,7 +275,9 @@ class Training:
             self.model,
             self.heldout,
             compute=self.compute,
-            micro_batch=self.numerics.micro_batch,
+            micro_batch=windows_a_pass(
+                self.numerics.micro_batch, self.launch.seq_len, self.heldout.shape[1] - 1
+            ),
             go_on=self._still_evaluating,
         )
         if found is not None:

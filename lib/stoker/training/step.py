@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker.training.device import Compute
+from stoker.training.memory import not_repeated
 from stoker.training.model import Model
 from stoker.training.optimizer import Optimizer
 
@@ -88,11 +89,15 @@ class Stepper:
         self._found_inf = torch.zeros((), device=compute.device)
 
     def begin(self, parts: Sequence[Tensor], rate: float) -> Begun:
-        """Begins the step of a global batch, given as micro-batches (b, T + 1), at a learning rate."""
+        """Begins the step of a global batch, given as micro-batches (b, T + 1), at a learning rate.
+
+        Where memory runs out before the update, nothing but gradients has changed; in the update: NoMemory.
+        """
         loss = add_gradients(self._model, parts, self._compute)
         norm = clip_gradients(self._model.parameters(), self._clip)
         is_finite = torch.isfinite(loss) & torch.isfinite(norm)
         self._found_inf = torch.where(is_finite, self._found_inf, 1.0)
-        self._before_update()
-        self._optimizer.step(rate, self._found_inf)
+        with not_repeated("the optimizer's step"):
+            self._before_update()
+            self._optimizer.step(rate, self._found_inf)
         return Begun(loss, norm)

@@ -7,7 +7,6 @@ Only light modules are imported at the top: a stop must work while torch is bein
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
@@ -19,10 +18,9 @@ from stoker.checkpoints.handover import Sealer
 from stoker.kit.exec import set_death_signal
 from stoker.kit.lock import Lock
 from stoker.store.errors import NonFinite, StokerError
+from stoker.training.failures import exit_code
 from stoker.training.launch import Launch, read_launch
 from stoker.training.protocol import Protocol, Stop, StopAsked
-
-STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENODEV, errno.ESTALE})
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
@@ -82,17 +80,6 @@ def _failed(problem: Exception, protocol: Protocol) -> int:
     words = problem.words if isinstance(problem, NonFinite) else {}
     protocol.say(protocol.phase, **words, error=f"{type(problem).__name__}: {problem}")
     return code
-
-
-def exit_code(problem: Exception) -> int:
-    """Returns the sysexits code of a failure; 70 for an unforeseen one."""
-    if isinstance(problem, StokerError):
-        return problem.exit_code
-    if isinstance(problem, OSError) and problem.errno in STORAGE_ERRNOS:
-        return os.EX_IOERR
-    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
-        return os.EX_TEMPFAIL
-    return os.EX_SOFTWARE
 
 
 if __name__ == "__main__":

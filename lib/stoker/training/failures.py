@@ -1,0 +1,41 @@
+"""Tells what an exception means; needs no torch, because a failure may come before torch is loaded."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from stoker.store.errors import NoMemory, StokerError
+
+STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENODEV, errno.ESTALE})
+
+# On a CPU torch raises a RuntimeError; CUDA's libraries and the driver have words of their own.
+_NO_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")
+# What a program did wrong, which it will do again: no card is lost.
+_OWN_MISTAKES = ("device-side assert", "illegal memory access", "misaligned address", "invalid ")
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Returns whether memory ran out, of the host or of a GPU."""
+    if isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(problem, RuntimeError) and any(word in str(problem) for word in _NO_MEMORY)
+
+
+def is_card_lost(problem: BaseException) -> bool:
+    """Returns whether a GPU or its driver failed: torch.AcceleratorError is a RuntimeError, too."""
+    text = str(problem)
+    told = isinstance(problem, RuntimeError) and any(word in text for word in _CUDA)
+    return told and not any(word in text for word in _OWN_MISTAKES)
+
+
+def exit_code(problem: Exception) -> int:
+    """Returns the sysexits code of a failure; 70 for an unforeseen one."""
+    if isinstance(problem, StokerError):
+        return problem.exit_code
+    if isinstance(problem, OSError) and problem.errno in STORAGE_ERRNOS:
+        return os.EX_IOERR
+    if is_out_of_memory(problem):
+        return NoMemory.exit_code
+    return os.EX_TEMPFAIL if is_card_lost(problem) else os.EX_SOFTWARE
