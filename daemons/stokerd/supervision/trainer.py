@@ -19,7 +19,7 @@ from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run import launch_record
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.run.numerics_record import differences, of_checkpoint
+from stoker.supervise.run.numerics_record import differences, of_checkpoint, was_halved
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
 
@@ -117,6 +117,9 @@ class TrainerControl:
                 self._body = body
             if step and before is not None and (changes := differences(before, numerics)):
                 run.events.record("bits_end_here", "warning", step=step, message="; ".join(changes))
+            if before is not None and was_halved(before, numerics):
+                sizes = {"before": before["micro_batch"], "micro_batch": numerics["micro_batch"]}
+                run.events.record("micro_batch_halved", "warning", step=step, **sizes)
         if trainer.numerics:
             run.change(trainer=replace(trainer, numerics=()))
 

@@ -151,6 +151,7 @@ _TRAIN: Words = {
     "launch_log_damaged": "the log of launches was damaged",
     "leftover_removed": "an interrupted save was removed",
     "leftovers_found": "processes of an earlier launch still run",
+    "micro_batch_halved": "memory was short; further steps are made of smaller passes",
     "milestone_missing": "train.steps was raised, and the checkpoint where the decay of wsd began is gone",
     "mirror_awaited": "the launch waits for the mirror's listing",
     "mirror_copy_bad": "a copy on the mirror is wrong",

@@ -67,5 +67,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def was_halved(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the trainer made its micro-batch smaller itself: nobody had asked for another one."""
+    known = {"micro_batch", ASKED} <= before.keys()
+    return known and before[ASKED] == now[ASKED] and now["micro_batch"] < before["micro_batch"]
+
+
 def _text(value: object) -> str:
     return "none" if value is None else str(value)
