@@ -53,7 +53,7 @@ def hungry(most: int) -> Hungry:
 
 
 def stepper_of(model: Model, before_update: Callable[[], None] = lambda: None) -> Stepper:
-    optimizer = AdamW(model, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     return Stepper(model, optimizer, CPU, clip=1.0, before_update=before_update)
 
 

@@ -71,7 +71,7 @@ SENTENCES = {
     "gpu_xid": "GPU {gpu} reports Xid {xid} ({class})",
     "horizon_longer": "the run goes back from step {left} to {step} for its {steps} steps: {message}",
     "listing_complete": "all {files:file} of the source verified",
-    "micro_batch_halved": "memory is short: from step {step} on passes of {micro_batch}, not {before} windows",
+    "micro_batch_halved": "memory is short: after step {step} passes of {micro_batch}, not {before} windows",
     "milestone_missing": "the run has {steps} steps now; {message}",
     "parallelism_changed": "{what}: {to} instead of {from}: {reason}",
     "plan_grown": "{windows:window} planned, of epoch {epoch}",
