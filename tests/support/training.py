@@ -35,10 +35,11 @@ class TrainPipeline:
 
     data: DataPipeline
     with_torch: bool = False  # or with the small trainer, which starts in a tenth of the time
+    name: str = "main"  # of the run
 
     @property
     def run(self) -> RunLayout:
-        return self.data.pipeline.layout.run("main")
+        return self.data.pipeline.layout.run(self.name)
 
     def start(self) -> Any:
         """Start the supervisor, awaited until READY."""

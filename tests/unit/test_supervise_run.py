@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,16 @@ from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.growth import GrowthPolicy
 from stoker.plan.log import End, Passed, Plan, Segment
 from stoker.plan.positions import Position
-from stoker.store.errors import DataError, UnknownFormat
+from stoker.store.errors import ConfigError, DataError, UnknownFormat
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.supervise.run.gates import GateWants, start_gate
 from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
+from stoker.supervise.run.origin import Origin, choose_origin
 from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import finished_at
 from stoker.supervise.run.record import Heldout, Identity, RunRecord, parse_record
 from support.books import books_of
+from support.pipelines import make_pipeline
 
 IDENTITY = Identity(
     run="main",
@@ -49,6 +52,49 @@ def test_a_run_record_comes_back_as_it_was_and_a_checkpoint_carries_its_identity
     assert parse_record(record.body()) == record
     restored = parse_record(record.for_checkpoints())
     assert (restored.identity, restored.heldout, restored.launches) == (IDENTITY, record.heldout, 0)
+
+
+def test_a_record_names_the_checkpoint_that_the_run_began_with_and_an_older_record_has_none() -> None:
+    begun = replace(IDENTITY, origin=Origin("/other/step-000000005", 5, "e" * 64))
+    assert parse_record(RunRecord(begun).body()).identity == begun
+    assert begun.init_from == "/other/step-000000005"
+    assert "origin" not in RunRecord(IDENTITY).body()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"vocab_size": 401}, "model.vocab_size is 401, this run's is 400"),
+        ({"qk_norm": True}, "model.qk_norm is True, this run's is None"),
+        ({"rope_theta": 500000.0}, "model.rope_theta is 500000.0, this run's is 10000.0"),
+        ({"seq_len": 8}, None),
+        ({"tokenizer": "d" * 64}, f"tokenizer (sha256) is {'d' * 64}, this run's is {'c' * 64}"),
+    ],
+)
+def test_a_run_begins_with_parameters_of_the_same_model_and_tokenizer_alone(
+    change: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    pipeline = make_pipeline(tmp_path, train__init_from="step-000000005").pipeline
+    pin = DatasetPin(
+        "prose",
+        1,
+        "b" * 64,
+        {},
+        TokenizerPin("tokenizers/prose-v1.json", "c" * 64, 400, 0),
+        {},
+        listing=("a.parquet", "b.parquet"),
+        complete=True,
+    )
+    model = {"v": 1, **pipeline.train.model.body(), "vocab_size": 400, "seq_len": 64, **change}
+    files = {"tokenizer.json": {"sha256": model.pop("tokenizer", "c" * 64)}}
+    proof = {"body": {"step": 5, "files": files}, "digest": "e" * 64, "model": model}
+    if said is None:
+        assert choose_origin(pipeline, pin, proof) == Origin(str(tmp_path / "step-000000005"), 5, "e" * 64)
+        return
+    with pytest.raises(ConfigError) as refused:
+        choose_origin(pipeline, pin, proof)
+    assert said in str(refused.value)
 
 
 def test_a_record_of_another_version_is_not_guessed_at() -> None:

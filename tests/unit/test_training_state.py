@@ -18,12 +18,13 @@ from stoker.checkpoints.seal import CheckpointWriter
 from stoker.cli.runs.generate import generate
 from stoker.cli.which_run import checkpoints_at
 from stoker.plan.positions import Position
-from stoker.store.errors import ConfigError, DataError, NonFinite, UsageError
+from stoker.store.errors import ConfigError, DataError, NonFinite, StorageError, UsageError
 from stoker.store.record import write_record
 from stoker.training import device, state
 from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
+from stoker.training.loop import Training
 from stoker.training.model import Model, initialize
 from stoker.training.numerics import resolve
 from stoker.training.optimizer import AdamW
@@ -129,6 +130,46 @@ def test_a_checkpoint_of_another_run_is_refused_with_both_values(
     with pytest.raises(ConfigError) as refusal:
         state.read_checkpoint(path, replace(launch, **changes))
     assert all(word in str(refusal.value) for word in words)
+
+
+def test_a_run_begins_with_the_parameters_of_another_and_nothing_else_of_it(
+    run: TrainerRun, tmp_path: Path
+) -> None:
+    model, optimizer = trained(launch_of(run))
+    path, _ = sealed(run, model, optimizer)
+    source = path.rename(tmp_path / path.name)
+    digest = hashlib.sha256((source / "checkpoint.json").read_bytes()).hexdigest()
+    origin = {"path": str(source), "step": 3, "sha256": digest}
+    write_record(
+        run.layout.launch, run.record("launch-2") | {"run_id": "run-2", "origin": origin, "steps": 1}
+    )
+    launch, sealer = launch_of(run), Sealer(run.layout.checkpoints, "launch-2")
+
+    def begin(launch: Launch) -> Training:
+        return load(launch, Protocol("", "launch-2"), Stop(), sealer)
+
+    begun = begin(launch)
+    expected = state.model_tensors(model)
+    assert all(torch.equal(one, expected[name]) for name, one in state.model_tensors(begun.model).items())
+    assert not any(one.any() for one in begun.optimizer.tensors().values())
+    assert begun.progress == Progress() and begun.optimizer.steps == 0
+    assert begun.run() == "steps"
+    sealer.end()
+    (own,) = run.checkpoints()
+
+    weights = source / "model-00001.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ConfigError, match=r"model-00001\.safetensors"):
+        begin(launch)
+    weights.write_bytes(whole)
+    assert launch.origin is not None
+    with pytest.raises(ConfigError, match="is another checkpoint now"):
+        begin(replace(launch, origin=replace(launch.origin, sha256="f" * 64)))
+    source.rename(tmp_path / "gone")
+    with pytest.raises(StorageError, match="put it back"):
+        begin(launch)
+    assert begin(replace(launch, resume_from=own)).progress.step == 1
 
 
 def test_a_checkpoint_of_another_tokenizer_is_refused(run: TrainerRun) -> None:

@@ -28,6 +28,7 @@ from stoker.supervise.run import record as run_record
 from stoker.supervise.run.early_stop import Standstill, read_evaluations, standstill
 from stoker.supervise.run.horizon import longer_from
 from stoker.supervise.run.launch_record import last_begun, read_launches
+from stoker.supervise.run.origin import Origin
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, finished_at, last_step, mark
 from stoker.supervise.run.record import Heldout, RunRecord, configured, pinned
@@ -217,9 +218,11 @@ class RunStore:
         assert self.record is not None
         return self.record
 
-    def begin(self, pin: DatasetPin, heldout: Heldout | None) -> None:
+    def begin(self, pin: DatasetPin, heldout: Heldout | None, origin: Origin | None) -> None:
         """Writes the record of a new run."""
         train, vocab_size = self.pipeline.train, pin.tokenizer.vocab_size
+        fixed = {**configured(self.pipeline), **pinned(pin)}
+        del fixed["init_from"]  # the origin says it
         identity = run_record.Identity(
             run=train.run,
             run_id=new_id(),
@@ -227,7 +230,8 @@ class RunStore:
             vocab_size=vocab_size,
             dtype=dtype_for(vocab_size),
             seq_len=train.seq_len,
-            **{**configured(self.pipeline), **pinned(pin)},
+            origin=origin,
+            **fixed,
         )
         self._write(RunRecord(identity, heldout))
 

@@ -273,9 +273,13 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     if pin is None:
         data.gate = Gate("closed", "waiting for the dataset's pin")
         return
+    if (init_from := run.pipeline.train.init_from) is not None and state.origin is None:
+        data.gate = Gate("closed", f"proving {init_from}, whose parameters the run begins with")
+        yield do.ProveOrigin(str(init_from))
+        return
     job, held = data.need_heldout(pin), state.heldout
     if job is None or held is not None:
-        run.store.begin(pin, held if held is not None and held.windows else None)
+        run.store.begin(pin, held if held is not None and held.windows else None, state.origin)
         run.planner.belongs_to(run.store.begun.identity.run_id)
         yield from _gather(run, pin)
         return

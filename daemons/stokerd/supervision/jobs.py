@@ -17,7 +17,9 @@ from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
 from stoker.store.log import read_log
 from stoker.supervise import actions as do
+from stoker.supervise.decide import READ_AGAIN_S
 from stoker.supervise.mirror.inventory import PRUNE_AGAIN_S, MirrorState
+from stoker.supervise.run.origin import choose_origin
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
@@ -59,6 +61,24 @@ def checkpoint_proved(run: Run, job: do.ProveCheckpoint, result: Result | None, 
         )
     if run.state.phase is Phase.PROVING:
         run.change(proofs={**run.state.proofs, name: proof["verdict"]})
+
+
+def origin_task(_: Run, job: do.ProveOrigin) -> dict[str, Any]:
+    return {"checkpoint": job.path, "with_model": True}
+
+
+def origin_proved(run: Run, job: do.ProveOrigin, result: Result | None, reason: str) -> None:
+    """Notes the checkpoint that a new run begins with; a wrong one ends the supervisor with the reason."""
+    proof = result or {"verdict": "unreadable", "reason": f"no proof: {reason}"}
+    if proof["verdict"] == "invalid":
+        raise DataError(
+            f"{run.pipeline.file}: train.init_from: {job.path} is not whole: {proof['reason']}; name another"
+        )
+    if proof["verdict"] == "unreadable":
+        doing = f"train.init_from: {job.path} {proof['reason']}; trying"
+        run.state = run.state.paused(READ_AGAIN_S, doing, time.monotonic())
+    elif (pin := run.planner.pin()) is not None:
+        run.change(origin=choose_origin(run.pipeline, pin, proof))
 
 
 def sets_task(run: Run, job: do.ProveSets) -> dict[str, Any]:
@@ -252,5 +272,6 @@ ACTIVITIES: Mapping[str, tuple[Task, Ended]] = {  # by slot
     "checkpoint": (checkpoint_task, checkpoint_proved),
     "sets": (sets_task, sets_proved),
     "heldout": (heldout_task, heldout_copied),
+    "origin": (origin_task, origin_proved),
     MIRROR: (mirror_task, mirror_ended),
 }

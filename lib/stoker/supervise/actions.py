@@ -32,6 +32,14 @@ class ProveCheckpoint(Job):
 
 
 @dataclass(frozen=True)
+class ProveOrigin(Job):
+    """Proves the checkpoint whose parameters a new run begins with."""
+
+    slot, module = "origin", "stoker.checkpoints.proof_worker"
+    path: str
+
+
+@dataclass(frozen=True)
 class ProveSets(Job):
     slot, module = "sets", "stoker.shards.format.proof_worker"
     sets: Mapping[str, str]  # key -> sha256 of the manifest

@@ -17,6 +17,7 @@ from stoker.supervise.health.guarded import Exit
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
 from stoker.supervise.health.trainer_protocol import Moment, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.run.origin import Origin
 from stoker.supervise.run.record import Heldout
 
 MOST_STEPS = 1000  # that two messages a tenth of a second apart can tell
@@ -139,6 +140,7 @@ class RunState:
     # waiting
     is_gate_open: bool = False
     heldout: Heldout | None = None  # once copied; has 0 windows where no held-out text exists
+    origin: Origin | None = None  # of a new run with train.init_from, once proven
 
     # training
     trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered
@@ -165,6 +167,7 @@ class RunState:
             rollbacks=self.rollbacks,
             is_gate_open=self.is_gate_open,
             heldout=self.heldout,
+            origin=self.origin,
             trainer=self.trainer,
             exit=self.exit,
         )

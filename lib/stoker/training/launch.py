@@ -10,6 +10,7 @@ from typing import Any
 from stoker.store.errors import ConfigError, UsageError
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record
+from stoker.supervise.run.origin import Origin
 
 # Fields of the launch record that are passed on as they are.
 _AS_WRITTEN = (
@@ -49,6 +50,7 @@ class Launch:
     plan: Path
     timelines: Path
     resume_from: Path | None  # a checkpoint proven before the launch; None: begin at step 0
+    origin: Origin | None  # whose parameters the run began with at step 0; None: random ones
     timeline: int
     config_digest: str
     seed: int
@@ -122,6 +124,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         plan=Path(environ.get("STOKER_PLAN") or layout.plan),
         timelines=Path(environ.get("STOKER_TIMELINES") or layout.timelines),
         resume_from=Path(resume) if resume else None,
+        origin=Origin(**record["origin"]) if record.get("origin") else None,
         until=record.get("until"),
         evaluate_every=(record["evaluate"] or {}).get("every_steps"),
         patience=(record["evaluate"] or {}).get("patience"),

@@ -29,7 +29,8 @@ from stoker.training.state import Progress
 def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Training:
     """Returns the training of a launch, restored from its checkpoint if the launch has one.
 
-    Raises ConfigError for a checkpoint of another configuration, DataError for a wrong plan or wrong data.
+    A launch from step 0 begins with random parameters, or with those of the run's origin. Raises ConfigError
+    for a checkpoint of another configuration, DataError for a wrong plan or wrong data.
     """
     place = device.set_up(deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed)
     numerics = resolve(launch, place)
@@ -59,7 +60,9 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     if model.shape.document_mask:
         model.mask = DocumentMask(launch.eot, varlen=numerics.attention == "varlen_documents")
     model.recompute = numerics.recompute == "blocks"
-    if launch.resume_from is None:
+    if launch.resume_from is None and launch.origin is not None:
+        state.take_parameters(launch.origin, model)
+    elif launch.resume_from is None:
         initialize(model, launch.seed)
     model.to(compute.device)
     betas = launch.optimizer["betas"]

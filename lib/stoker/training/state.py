@@ -22,6 +22,7 @@ from stoker.checkpoints.seal import Tensor as Named
 from stoker.plan.positions import START, Position
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import parse_json
+from stoker.supervise.run.origin import Origin, prove_origin
 from stoker.training.launch import Launch
 from stoker.training.optimizer import Optimizer
 
@@ -97,6 +98,14 @@ def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimize
         loss=body["loss"],
         val_loss=body["val_loss"],
     )
+
+
+def take_parameters(origin: Origin, model: nn.Module) -> None:
+    """Copies the parameters of another run's checkpoint, and nothing else of it; proves it first.
+
+    Raises StorageError where it cannot be read now, ConfigError where it is not the recorded one any more.
+    """
+    load_parameters(Path(origin.path), prove_origin(origin).raw, model)
 
 
 def load_parameters(directory: Path, body: Mapping[str, Any], model: nn.Module) -> None:

@@ -139,6 +139,9 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
     try:
         identity = parse_record(read_record(layout.record), layout.record).identity
     except (FileNotFoundError, RecordDamaged):
+        origin = pipeline.train.init_from
+        if origin is not None and not (origin / "checkpoint.json").is_file():
+            yield Fault(("train", "init_from"), f"{origin} is no checkpoint; name a step-... directory")
         return
     except DataError as problem:
         yield Fault(("train", "run"), str(problem))

@@ -30,6 +30,7 @@ from stoker.store.record import read_record, write_record
 from stoker.supervise.replay.replay_phases import Phase, insist_on_equal_bits, phases
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.numerics_record import of_checkpoint
+from stoker.supervise.run.origin import Origin, prove_origin
 
 COMPARED = ("step", "timeline", "tokens", "position", "files")  # of a checkpoint.json
 
@@ -179,6 +180,8 @@ def _begin(
         raw = source.read_bytes() if source.exists() else b""
         write_atomic(target, raw[: raw.rfind(b"\n") + 1])  # without a line that is still being written
     base = read_record(recorded.launch)
+    if base.get("origin"):  # the replay's first launch proves its large files too
+        prove_origin(Origin(**base["origin"]), deep=False)
     write_record(site.base, base)
     shutil.copyfile(base["tokenizer_file"], site.tokenizer)
     if base["heldout"] is not None:

@@ -13,7 +13,7 @@ import os
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +105,7 @@ def launch_body(
             "windows": held.windows,
             "seq_len": identity.seq_len,
         },
+        "origin": identity.origin and asdict(identity.origin),
         "run_record": record.for_checkpoints(),
     }
 

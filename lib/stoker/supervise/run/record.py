@@ -11,6 +11,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.store.errors import DataError
 from stoker.store.record import require_version
+from stoker.supervise.run.origin import Origin
 
 RunState = Literal["waiting", "running", "finished", "failed"]
 
@@ -33,6 +34,12 @@ class Identity:
     vocab_size: int
     dtype: str
     seq_len: int
+    origin: Origin | None = None  # whose parameters it began with; None: random ones
+
+    @property
+    def init_from(self) -> str | None:
+        """`train.init_from`, as it was when the run began."""
+        return None if self.origin is None else self.origin.path
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,10 @@ class RunRecord:
 
     def for_checkpoints(self) -> dict[str, Any]:
         """Returns the fields that a checkpoint carries: those that cannot be derived again."""
-        return {"v": 1, **asdict(self.identity), "heldout": asdict(self.heldout) if self.heldout else None}
+        identity = asdict(self.identity)
+        if self.identity.origin is None:
+            del identity["origin"]  # as records had it before there were origins
+        return {"v": 1, **identity, "heldout": asdict(self.heldout) if self.heldout else None}
 
 
 def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
@@ -80,7 +90,8 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
     """
     try:
         require_version(body, where)
-        identity = Identity(**{item.name: body[item.name] for item in fields(Identity)})
+        named = {item.name: body[item.name] for item in fields(Identity) if item.name != "origin"}
+        identity = Identity(**named, origin=Origin(**body["origin"]) if body.get("origin") else None)
         held = body["heldout"]
         heldout = Heldout(**{item.name: held[item.name] for item in fields(Heldout)}) if held else None
     except (KeyError, TypeError) as problem:
@@ -94,7 +105,12 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
 def configured(pipeline: Pipeline) -> dict[str, Any]:
     """Returns the part of a run's identity that the configuration sets."""
     train, dataset = pipeline.train, pipeline.dataset
-    return {"seed": train.seed, "dataset": dataset.name, "dataset_version": dataset.version}
+    return {
+        "seed": train.seed,
+        "dataset": dataset.name,
+        "dataset_version": dataset.version,
+        "init_from": None if train.init_from is None else str(train.init_from),
+    }
 
 
 def pinned(pin: DatasetPin) -> dict[str, Any]:
