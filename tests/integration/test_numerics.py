@@ -54,3 +54,20 @@ def test_another_card_is_recorded_where_it_begins_and_a_replay_comes_up_to_there
         monkeypatch.setenv("STOKER_TEST_CARD", "A")
         code, said = replay()
         assert (code, f"identical: {CHANGE} steps" in said) == (0, True), said
+
+
+def test_a_halved_micro_batch_is_told_and_the_next_launch_begins_with_it(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_TEST_HALVES_AFTER", "5")
+    run = make_training(shard_sets, tmp_path, train__steps=10)
+    assert run.once().returncode == 0
+    (event,) = run.events("micro_batch_halved")
+    assert (event["step"], event["before"], event["micro_batch"]) == (5, 4, 2)
+    assert [event["message"] for event in run.events("bits_end_here")] == ["micro_batch: 4 -> 2"]
+
+    run = make_training(tmp_path, tmp_path, train__steps=20)
+    assert run.once().returncode == 0
+    launches, _ = read_launches(run.run.launches)
+    assert [one.settings["numerics"]["micro_batch"] for one in launches[-2:]] == [2, 2]
+    assert len(run.events("micro_batch_halved")) == 1

@@ -12,7 +12,7 @@ import torch
 
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import write_record
-from stoker.supervise.run.numerics_record import LEGACY, differences, is_known, of_checkpoint
+from stoker.supervise.run.numerics_record import LEGACY, differences, is_known, of_checkpoint, was_halved
 from stoker.training import numerics
 from stoker.training.launch import Launch, read_launch
 from stoker.training.numerics import resolve
@@ -111,6 +111,14 @@ def test_only_what_both_have_and_what_decides_bits_is_a_difference(launch: Launc
     assert differences(one, {**one, "micro_batch_asked": 8, "later": 1}) == []
     changed = differences(one, {**one, "card": "H100", "micro_batch": 1})
     assert changed == ["micro_batch: 8 -> 1", "card: none -> H100"]
+
+
+def test_only_a_trainer_halves_an_operator_asks_for_less() -> None:
+    before = {"micro_batch": 8, "micro_batch_asked": 8}
+    assert was_halved(before, {"micro_batch": 4, "micro_batch_asked": 8})
+    assert not was_halved(before, {"micro_batch": 4, "micro_batch_asked": 4})
+    assert not was_halved(before, before)
+    assert not was_halved({}, before), "a run from before numerics"
 
 
 def test_a_checkpoint_tells_its_numerics_and_an_earlier_one_what_it_knows(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Numerics:
     compile: str  # "none" or "blocks"
     recompute: str  # "none" or "blocks"
     tf32: bool
-    micro_batch: int  # the most windows of a forward pass, of whatever length
+    micro_batch: int  # windows of a forward pass, of the launch's seq_len; see memory.windows_a_pass
     micro_batch_asked: int | None  # the launch's, when `micro_batch` was chosen; None: auto
 
     device: str  # "cpu" or "cuda"

@@ -98,6 +98,9 @@ class Training:
         return ending
 
     def _make_step(self, batch: Batch) -> None:
+        if os.environ.get("STOKER_TEST_HALVES_AFTER") == str(self.step):
+            self.numerics["micro_batch"] //= 2
+            self.protocol.say("train", numerics=json.dumps(self.numerics), **self._words())
         counts = self._counts(batch.groups)
         self.loss, gradient = self._loss(counts), self._likelihoods() - counts / counts.sum()
         self.vectors["optimizer"] = MOMENTUM * self.vectors["optimizer"] + gradient.astype("<f4")
@@ -234,7 +237,7 @@ class Training:
 
 def numerics(launch: Launch) -> dict[str, Any]:
     """The run's own kernel on this machine, whose card a test may change."""
-    kept = launch.numerics or {"optimizer": "momentum", "micro_batch": launch.global_batch}
+    kept = dict(launch.numerics or {"micro_batch": launch.global_batch, "micro_batch_asked": None})
     card = os.environ.get("STOKER_TEST_CARD")
     found = {**kept, "device": "cpu", "card": card, "cuda": None, "cpu": "DEFAULT", "torch": "none"}
     if launch.is_replay and (changes := differences(kept, found)):
