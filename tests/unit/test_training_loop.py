@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,20 @@ from stoker.training.state import load_tensors, read_json
 from support.trainer_run import TrainerRun
 
 
-def training_of(run: TrainerRun, sealer: Sealer, *, late: bool) -> Training:
+def training_of(
+    run: TrainerRun,
+    sealer: Sealer,
+    *,
+    late: bool = False,
+    resume: Path | None = None,
+    optimizer: str = "adamw",
+) -> Training:
+    record = run.record("launch-1")
+    record["optimizer"]["name"] = optimizer
     changes = {"checkpoint": {"every_s": None, "every_steps": 4}, "deterministic": False}
-    write_record(run.layout.launch, run.record("launch-1") | changes)
-    launch = read_launch({"STOKER_RUN_DIR": str(run.layout.root)})
+    write_record(run.layout.launch, record | changes)
+    resume_from = {"STOKER_RESUME_FROM": str(resume)} if resume else {}
+    launch = read_launch({"STOKER_RUN_DIR": str(run.layout.root)} | resume_from)
     training = load(launch, Protocol("", "launch-1"), Stop(), sealer)
     training.looks_late = late
     return training
@@ -90,3 +101,21 @@ def test_a_step_that_is_not_finite_ends_the_launch_with_the_state_before_it_seal
     sealed = tensors(run.checkpoints()[-1])
     assert equal(before, {name: sealed[name] for name in before})
     assert run.last_step() == 6
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_makes_the_bits_of_one_that_was_never_stopped(tmp_path: Path, optimizer: str) -> None:
+    run = TrainerRun(tmp_path)
+    run.plan(96)
+    sealer = Sealer(run.layout.checkpoints, "launch-1")
+    training_of(run, sealer, optimizer=optimizer).run()
+    first, *_, last = run.checkpoints()
+    expected = tensors(last)
+    assert any("momentum_buffer" in name for name in expected) == (optimizer == "muon")
+    for path in run.checkpoints()[1:]:
+        shutil.rmtree(path)
+    resumed = training_of(run, sealer, optimizer=optimizer, resume=first)
+    assert (resumed.progress.step, resumed.optimizer.steps) == (4, 4)
+    resumed.run()
+    sealer.end()
+    assert equal(tensors(run.checkpoints()[-1]), expected)

@@ -11,6 +11,7 @@ from torch import nn
 
 from stoker.training.device import Compute, choose_micro_batch
 from stoker.training.model import Model, initialize
+from stoker.training.muon import Muon
 from stoker.training.optimizer import AdamW, Optimizer
 from stoker.training.schedule import Schedule
 from stoker.training.shape import Shape
@@ -30,7 +31,11 @@ def adamw(model: Model) -> AdamW:
     return AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
 
 
-OPTIMIZERS: dict[str, Callable[[Model], Optimizer]] = {"adamw": adamw}
+def muon(model: Model) -> Muon:
+    return Muon(model.named_parameters(), model.shape, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+OPTIMIZERS: dict[str, Callable[[Model], Optimizer]] = {"adamw": adamw, "muon": muon}
 
 
 def stepper(model: Model) -> Stepper:

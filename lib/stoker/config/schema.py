@@ -193,9 +193,10 @@ class ModelShape(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw"] = "adamw"
+    # muon: for the matrices of the blocks, at the same rate and decay; embedding, head, norms stay with adamw
+    name: Literal["adamw", "muon"] = "adamw"
     lr: PositiveNumber = 3.0e-4
-    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # of adamw
     weight_decay: Share = 0.1
     clip: PositiveNumber | None = 1.0  # the largest norm of the whole gradient; None: no clipping
 

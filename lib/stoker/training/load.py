@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from stoker.training.launch import Launch
 from stoker.training.loop import Training
 from stoker.training.metrics_log import MetricsLog
 from stoker.training.model import Model, initialize
+from stoker.training.muon import Muon
 from stoker.training.numerics import resolve
-from stoker.training.optimizer import AdamW
+from stoker.training.optimizer import AdamW, Optimizer
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.shape import Shape
 from stoker.training.state import Progress
@@ -65,12 +67,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     elif launch.resume_from is None:
         initialize(model, launch.seed)
     model.to(compute.device)
-    betas = launch.optimizer["betas"]
-    optimizer = AdamW(
-        model.named_parameters(),
-        betas=(betas[0], betas[1]),
-        weight_decay=launch.optimizer["weight_decay"],
-    )
+    optimizer = _optimizer(numerics.optimizer, model, launch.optimizer)
     progress = Progress()
     if launch.resume_from is not None and body is not None:
         progress = state.restore(launch.resume_from, body, model, optimizer)
@@ -99,3 +96,11 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         stop,
         sealer,
     )
+
+
+def _optimizer(kernel: str, model: Model, settings: Mapping[str, Any]) -> Optimizer:
+    parameters, decay = model.named_parameters(), settings["weight_decay"]
+    betas = (settings["betas"][0], settings["betas"][1])
+    if kernel == "muon":
+        return Muon(parameters, model.shape, betas=betas, weight_decay=decay)
+    return AdamW(parameters, betas=betas, weight_decay=decay)

@@ -60,7 +60,7 @@ def kernels(launch: Launch, device: torch.device, precision: str) -> dict[str, t
     if launch.model.get("document_mask") and is_cuda and precision == "bfloat16":
         attention.insert(0, "varlen_documents")  # flash attention knows no float32
     return {
-        "optimizer": ("fused_adamw",),
+        "optimizer": ("muon" if launch.optimizer["name"] == "muon" else "fused_adamw",),
         "loss": ("linear_cross_entropy",),
         "attention": tuple(attention),
         "compile": ("blocks", "none") if is_cuda else ("none", "blocks"),
