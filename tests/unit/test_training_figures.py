@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from stoker.config.schema import ModelShape
 from stoker.training.figures import Figures, allocation_retries, peak_memory_bytes
 from stoker.training.flops import PEAK_TFLOPS, matmul_parameters, peak_flops, step_flops
 from stoker.training.model import Model
@@ -27,6 +28,12 @@ def test_matmul_parameters_are_all_matrices_with_the_head_once_and_no_embedding(
     attention = WIDTH * (4 + 2 * 2) * (WIDTH // 4) + WIDTH * WIDTH
     block = attention + 3 * WIDTH * FFN
     assert matmul_parameters(model(tie_embeddings=tied)) == LAYERS * block + VOCAB * WIDTH
+
+
+@pytest.mark.parametrize("more", [{}, {"tie_embeddings": False}, {"qk_norm": True}, {"kv_heads": 4}])
+def test_a_configured_model_counts_the_parameters_that_are_trained(more: dict[str, Any]) -> None:
+    shape = {"layers": LAYERS, "width": WIDTH, "heads": 4, "kv_heads": 2, "ffn_width": FFN, **more}
+    assert ModelShape(**shape).parameters(VOCAB) == sum(one.numel() for one in model(**more).parameters())
 
 
 def test_a_steps_operations_are_palms_over_windows_of_each_length() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stoker.checkpoints.mirror.layout import waiting
+from stoker.config.checks import unusual_tokens
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import processes_with_environment, signal_process
@@ -281,6 +282,7 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     if job is None or held is not None:
         run.store.begin(pin, held if held is not None and held.windows else None, state.origin)
         run.planner.belongs_to(run.store.begun.identity.run_id)
+        _note_tokens(run, pin.tokenizer.vocab_size)
         yield from _gather(run, pin)
         return
     run.planner.note_wants(data.needed, data.needed)  # the run has no plan yet that would keep them on hot
@@ -291,6 +293,15 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     if data.gate is None:
         data.gate = Gate("closed", "copying held-out windows")
         yield job
+
+
+def _note_tokens(run: Run, vocab_size: int) -> None:
+    """Records a horizon that is far from what is usual for the model."""
+    train = run.pipeline.train
+    if why := unusual_tokens(train, vocab_size):
+        ratio = round(train.tokens_per_parameter(vocab_size), 2)
+        words = {"tokens_per_parameter": ratio, "parameters": train.model.parameters(vocab_size)}
+        run.events.record("tokens_per_parameter_unusual", "warning", **words, message=why)
 
 
 def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:

@@ -11,6 +11,7 @@ from typing import Any
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock
 from stoker.kit.process import ProcessId, children_tree
+from stoker.plan.log import Segment
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import new_id, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
@@ -19,6 +20,7 @@ from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run import launch_record
 from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.run.memorization import newest_gap, read_tail
 from stoker.supervise.run.numerics_record import differences, of_checkpoint, was_halved
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
@@ -34,6 +36,7 @@ class TrainerControl:
         self.run, self.context = run, run.context
         self.guarded: GuardedTrainer | None = None
         self._heard_at = time.monotonic()
+        self._told_gap = 0.0  # of memorization, in nats
         self._body: dict[str, Any] = {}  # of launch.json
 
     @property
@@ -140,9 +143,21 @@ class TrainerControl:
             run.events.record("checkpoint_failed", "warning", message=why, step=after.step)
         for why in after.saves_in_place:
             run.events.record("checkpoint_in_place", "warning", message=why, step=after.step)
+        if after.view.val_loss != before.view.val_loss:
+            self._look_for_memorization(after)
         run.counted.nonfinite += after.view.nonfinite - before.view.nonfinite
         if after.step > before.step:
             run.counted.last_step_at = time.time()
+
+    def _look_for_memorization(self, trainer: Trainer) -> None:
+        """Records a held-out loss far over the loss on text read again; once, and when it is worse."""
+        position, entries = trainer.position, self.run.planner.plan.entries
+        entry = entries[position.entry] if position and position.entry < len(entries) else None
+        epoch = entry.epoch if isinstance(entry, Segment) else 0
+        gap = newest_gap(read_tail(self.run.layout.metrics), trainer.launch.timeline)
+        if gap is not None and gap.is_suspected(epoch=epoch, told=self._told_gap):
+            self._told_gap = gap.nats
+            self.run.events.record("memorization_suspected", "warning", **gap.words(epoch))
 
     def suspect(self, action: Suspect) -> None:
         """Records that the trainer shows no progress, or, without a reason, that it does again."""

@@ -49,9 +49,27 @@ def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
     ]
 
 
+# Hoffmann et al. 2022, on models from 70 M parameters on: about 20 tokens a parameter give the lowest loss
+# for the computing. Many train on more, for a model that is cheaper to use.
+FEWEST_TOKENS, MOST_TOKENS, SMALLEST_STUDIED = 5, 200, 70_000_000
+
+
+def unusual_tokens(train: Train, vocab_size: int) -> str:
+    """Returns a sentence on a horizon far from 20 tokens a parameter; "" for a usual one or a small model."""
+    parameters, ratio = train.model.parameters(vocab_size), train.tokens_per_parameter(vocab_size)
+    if parameters < SMALLEST_STUDIED or FEWEST_TOKENS <= ratio <= MOST_TOKENS:
+        return ""
+    better = "a smaller model" if ratio < FEWEST_TOKENS else "a larger model"
+    return (
+        f"the run's tokens are {ratio:.3g} for each of {format_count(parameters)} parameters, where about 20 "
+        f"are usual (Hoffmann et al. 2022): {better} would reach a lower loss with as much computing"
+    )
+
+
 def notes(pipeline: Pipeline) -> list[Fault]:
     """Returns notes on valid settings that may surprise; `config check` prints them."""
     checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
+    far = unusual_tokens(pipeline.train, vocabulary(pipeline)) if pipeline.tokenizer.train else ""
     warmup, horizon = pipeline.train.schedule.warmup_steps, pipeline.train.horizon
     return _broken(
         [
@@ -65,6 +83,7 @@ def notes(pipeline: Pipeline) -> list[Fault]:
                 "plan.order",
                 "a limit of rows or tokens is counted in listing order, so the plan follows the listing",
             ),
+            (far, "train.steps" if pipeline.train.steps else "train.tokens", far),
             (
                 warmup >= horizon,
                 "train.schedule.warmup_steps",

@@ -181,6 +181,14 @@ class ModelShape(Section):
     qk_norm: Flag = False  # RMSNorm of each query and key head, before RoPE
     document_mask: Flag = False  # no attention across an end-of-text token
 
+    def parameters(self, vocab_size: int) -> int:
+        """Returns the number of trained parameters, with the embedding."""
+        head_width = self.width // self.heads
+        attention = self.width * (self.heads + 2 * self.kv_heads) * head_width + self.width**2
+        norms = 2 * self.width + 2 * head_width * self.qk_norm
+        tables = vocab_size * self.width * (1 if self.tie_embeddings else 2)
+        return self.layers * (attention + 3 * self.width * self.ffn_width + norms) + tables + self.width
+
     def body(self) -> dict[str, Any]:
         """Returns the model of launch.json and model.json, which leave out a later key that is off.
 
@@ -278,6 +286,11 @@ class Train(Section):
         if self.steps is not None:
             return self.steps
         return max(1, (self.tokens or 0) // (self.seq_len * self.global_batch))
+
+    def tokens_per_parameter(self, vocab_size: int) -> float:
+        """Returns the tokens of the whole run for each parameter."""
+        tokens = self.horizon * self.seq_len * self.global_batch
+        return tokens / self.model.parameters(vocab_size)
 
 
 class BackoffPolicy(Section):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.retention import History, counts
+from stoker.store.errors import storage_errors
 from stoker.store.record import parse_json
 
 # By step: the held-out loss and its standard error, in nats per token; None: not finite.
@@ -45,9 +46,12 @@ def standstill(evaluations: Evaluations) -> Standstill:
 
 
 def read_evaluations(log: Path, history: History, upto: int) -> dict[int, tuple[float | None, float | None]]:
-    """Returns the evaluations of a history in a training log, up to a step; {} for a missing log."""
+    """Returns the evaluations of a history in a training log, up to a step; {} for a missing log.
+
+    Raises StorageError for a log that cannot be read.
+    """
     found = {}
-    with contextlib.suppress(FileNotFoundError), log.open("rb") as lines:
+    with contextlib.suppress(FileNotFoundError), storage_errors("read", log), log.open("rb") as lines:
         for line in lines:
             if b'"val_loss"' not in line:
                 continue
