@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,13 @@ from support.halting import halts_at, is_halted
 from support.processes import wait_gone
 from support.sites import SMALL_TRAINER
 from support.trainer_run import Inbox, TrainerRun
-from support.training import SEALER, TrainPipeline, make_training, never_two, runs
+from support.training import SEALER, SLOW_ENOUGH, TrainPipeline, make_training, never_two, runs
 from support.waiting import wait_until
+
+EVERY = 10  # steps between two checkpoints of `make_training`
+MUON = {"train__optimizer": {"name": "muon", "lr": 0.003}}
+RECOMPUTE = {"train__recompute": "blocks"}
+DOCUMENTS = {"train__model": {**SLOW_ENOUGH, "document_mask": True}}
 
 
 def halted_sealer(run: TrainPipeline) -> ProcessId | None:
@@ -74,36 +80,63 @@ def test_with_a_save_in_flight_a_kill_costs_at_most_that_save(
     assert run.tensors() == finished.tensors()
 
 
-@pytest.mark.long
-def test_a_run_killed_sixty_times_equals_its_replay(
-    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def survive(run: TrainPipeline, kills: int, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Kill trainer, guard and sealer by turns, half of the times with a save in flight; then replay it."""
     chance = random.Random(15)
-    every, kills = 10, 60
-    halts = {(kill + 1) * 2 * every: chance.choice(("begun", "half")) for kill in range(0, kills, 2)}
-    for name, value in halts_at(tmp_path / "halts", [f"{at}-{step}" for step, at in halts.items()]).items():
+    halts = {
+        step: chance.choice(("begun", "half")) for step in range(2 * EVERY, 2 * EVERY * kills + 1, 4 * EVERY)
+    }
+    for name, value in halts_at(home / "halts", [f"{at}-{step}" for step, at in halts.items()]).items():
         monkeypatch.setenv(name, value)
-    changes = {"train__steps": (kills + 1) * 2 * every, "supervise__no_progress_launches": 50}
-    run = make_training(shard_sets, tmp_path / "killed", **changes)
     daemon = run.start()
     try:
         with never_two(run.trainers, run.sealers):
             for kill in range(kills):
                 if kill % 2 == 0:
-                    sealer = wait_until(lambda: halted_sealer(run), 60, "a save in flight")
+                    sealer = wait_until(lambda: halted_sealer(run), 240, "a save in flight")
                 else:
-                    run.wait_for_step(kill * 2 * every + chance.randrange(1, 2 * every))
+                    run.wait_for_step(kill * 2 * EVERY + chance.randrange(1, 2 * EVERY))
                     sealer = wait_until(run.sealers, what="a sealer")[0]
                 dying = [*run.trainers()[:1], *run.guards()[:1], sealer]
                 for victim in chance.choice(([dying[0]], dying[1:2], dying[-1:], dying[:2], dying)):
                     signal_process(victim, signal.SIGKILL)
                 signal_process(sealer, signal.SIGCONT)
-            wait_until(lambda: run.record().get("state") == "finished", 120, "the end of the run")
+            wait_until(lambda: run.record().get("state") == "finished", 240, "the end of the run")
     finally:
         assert daemon.stop() == 0
     assert all(prove_checkpoint(run.run.checkpoints / name).verdict == "proven" for name in run.checkpoints())
     with run.trainer():
-        assert exit_code(["replay", str(run.data.file), "main", str(tmp_path / "replay")]) == 0
+        assert exit_code(["replay", str(run.data.file), "main", str(home / "replay")]) == 0
+
+
+def besieged(shard_sets: Path, home: Path, kills: int, **changes: Any) -> TrainPipeline:
+    steps = (kills + 1) * 2 * EVERY
+    return make_training(shard_sets, home, train__steps=steps, supervise__no_progress_launches=50, **changes)
+
+
+@pytest.mark.long
+def test_a_run_killed_sixty_times_equals_its_replay(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survive(besieged(shard_sets, tmp_path / "killed", 60), 60, monkeypatch, tmp_path)
+
+
+def test_with_torch_and_its_options_a_killed_run_equals_its_replay(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**MUON, **RECOMPUTE, **DOCUMENTS}
+    run = besieged(shard_sets, tmp_path / "killed", 2, with_torch=True, **options)
+    survive(run, 2, monkeypatch, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("options", [{}, MUON, {"train__compile": "blocks"}, RECOMPUTE, DOCUMENTS])
+def test_with_torch_a_run_killed_twelve_times_equals_its_replay(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    run = besieged(shard_sets, tmp_path / "killed", 12, with_torch=True, **options)
+    survive(run, 12, monkeypatch, tmp_path)
 
 
 def test_a_stop_with_a_save_in_flight_finishes_that_and_seals_the_last_step(
