@@ -154,6 +154,11 @@ def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_wait
         (proving(look="done"), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
         (proving(look="done"), AskedRollback("r", 40, "step-000000040", False, COPY),
          do.Start(do.FetchCopy(COPY, need="try"), "rolling back to step 40")),
+        # a longer horizon, once the newest checkpoint is known
+        (proving(is_settled=True, look="done"), AskedRollback("", 40, "step-000000040", False, COPY),
+         do.Start(do.FetchCopy(COPY, need="try"), "rolling back to step 40")),
+        (proving(is_settled=True, proofs={OLDER: "proven"}), AskedRollback("", 20, OLDER),
+         do.MakeRollback("")),
     ],
 )  # fmt: skip
 def test_a_rollback_is_made_once_its_checkpoint_is_here_and_proven_or_cannot_be(

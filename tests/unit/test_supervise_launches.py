@@ -74,36 +74,49 @@ def test_a_line_written_in_the_middle_of_a_launch_is_not_its_beginning() -> None
     assert last_begun([]) == 0
 
 
-def decaying(timeline: int, step: int, begins: int | None) -> Launched:
-    return Launched("x", timeline, step, {"schedule": {"decay_begins": begins} if begins else {}}, "")
+def decaying(timeline: int, step: int, steps: int, begins: int | None) -> Launched:
+    schedule = {"decay_begins": begins} if begins else {}
+    return Launched("x", timeline, step, {"steps": steps, "schedule": schedule}, "")
+
+
+ONCE = (0, 0, 100, 80)  # timeline, first step, horizon, where its decay begins
 
 
 @pytest.mark.parametrize(
-    ("launches", "step", "begins", "start"),
+    ("launches", "step", "steps", "begins", "start"),
     [
-        ([(0, 0, 80)], 100, 160, 80),
-        ([(0, 0, 80), (0, 85, 80)], 90, 81, 80),  # another launch of the same decay
-        ([(0, 0, 80)], 80, 160, None),  # not past its begin
-        ([(0, 0, 80)], 100, 80, None),  # as long
-        ([(0, 0, 80)], 100, 40, None),  # shorter
-        ([(0, 0, 80)], 100, None, None),  # another schedule now
-        ([(0, 0, None), (0, 90, None)], 100, 160, None),  # another schedule before
-        ([(0, 0, 80), (0, 70, 64)], 75, 160, 70),  # a shorter horizon began to decay at once
-        ([(0, 0, 80), (0, 90, 160)], 90, 160, None),  # it has gone on from there once, and died
-        ([(0, 0, 80), (0, 90, 160)], 150, 320, None),  # that decay is long past, 150 is none
-        ([(0, 0, 80), (1, 50, 160)], 165, 320, 160),
+        ([ONCE], 100, 200, 160, 80),
+        ([ONCE], 100, 101, 81, 80),
+        ([ONCE, (0, 85, 100, 80)], 90, 200, 160, 80),  # another launch of the same decay
+        ([ONCE], 80, 200, 160, None),  # not past its begin
+        ([ONCE], 85, 100, 90, None),  # as long, with a shorter decay
+        ([ONCE], 70, 60, 48, None),  # shorter
+        ([ONCE], 100, 200, None, None),  # another schedule now
+        ([(0, 0, 100, None)], 100, 200, 160, None),  # another schedule before
+        ([ONCE, (0, 70, 80, 64)], 75, 200, 160, 70),  # a shorter horizon began to decay at once
+        ([ONCE, (0, 90, 200, 160)], 90, 200, 160, None),  # it has gone on from there once, and died
+        ([ONCE, (0, 90, 200, 160)], 150, 400, 320, None),  # that decay is long past, 150 is none
+        ([ONCE, (1, 50, 200, 160)], 165, 400, 320, 160),
+        ([(0, 0, 100, 80)], 100, 110, 70, None),  # a longer decay that begins before
     ],
 )
 def test_a_longer_horizon_starts_where_the_decay_of_the_newest_steps_began(
-    launches: list[tuple[int, int, int | None]], step: int, begins: int | None, start: int | None
+    launches: list[tuple[int, int, int, int | None]],
+    step: int,
+    steps: int,
+    begins: int | None,
+    start: int | None,
 ) -> None:
     forks = Timelines((Timeline(1, 0, 50, (), ""),)) if launches[-1][0] else Timelines()
     made = [decaying(*one) for one in launches]
-    assert longer_from(made, forks, step=step, begins=begins) == start
+    assert longer_from(made, forks, step=step, steps=steps, begins=begins) == start
 
 
 def test_the_steps_where_decays_begin_are_milestones() -> None:
-    assert milestones([decaying(0, 0, 80), decaying(0, 90, 160), decaying(0, 95, None)]) == {80, 160}
+    assert milestones([decaying(0, 0, 100, 80), decaying(0, 90, 200, 160), decaying(0, 95, 9, None)]) == {
+        80,
+        160,
+    }
 
 
 def body(name: str, **changes: Any) -> dict[str, Any]:

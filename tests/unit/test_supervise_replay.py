@@ -13,8 +13,9 @@ from stoker.plan.timelines import Timeline, Timelines, ancestry
 from stoker.store.errors import ConfigError, DataError
 from stoker.supervise.replay.replay_phases import Phase, insist_on_equal_bits, phases
 from stoker.supervise.replay.replay_site import Site, link_sets
+from stoker.supervise.replay.replay_trial import Trial
 from stoker.supervise.replay.replay_verdict import read_rows, row_differences
-from stoker.supervise.run.launch_record import Launched
+from stoker.supervise.run.launch_record import Launch, Launched
 from stoker.supervise.run.numerics_record import LEGACY
 from support.pipelines import make_pipeline
 from support.trainer_run import make_shard_set
@@ -212,3 +213,11 @@ def test_links_lead_to_hot_and_to_warm_where_a_set_has_left_hot(tmp_path: Path) 
     assert (site.shards / names[0]).readlink() == warm / names[0]
     (warm / names[0] / "manifest.json").write_text("{}")
     assert link_sets(site, pipeline) == [], "the trainer that opens it says that it is another one"
+
+
+def test_a_replay_ends_where_the_record_says_and_by_no_patience(tmp_path: Path) -> None:
+    trial = object.__new__(Trial)  # without the files of a replay
+    trial.site, trial.base = Site(tmp_path, {"dataset": "prose"}), {"heldout": None}
+    evaluate = {"every_steps": 2, "tokens": 8, "patience": 3}
+    body = trial.body(Launch("l", 0, None, 0, tmp_path), Phase(1, 9, 0, {"evaluate": evaluate}))
+    assert body["evaluate"] == evaluate | {"patience": None}

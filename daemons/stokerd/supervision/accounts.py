@@ -136,9 +136,9 @@ class Accounts:
         """Returns the step that a raised `train.steps` of wsd starts from; None: from this checkpoint."""
         if self.config.steps is None:  # a horizon in tokens moves with the batch, and nobody raised it
             return None
-        begins = self.config.schedule.decay_begins(self.config.steps)
+        steps, begins = self.config.steps, self.config.schedule.decay_begins(self.config.steps)
         launches, _ = read_launches(self.run.launches)
-        return longer_from(launches, self.timelines(), step=at.step, begins=begins)
+        return longer_from(launches, self.timelines(), step=at.step, steps=steps, begins=begins)
 
     def windows_left(self, position: Position) -> int:
         """Returns how many windows of the plan follow a position, without the skipped ones."""

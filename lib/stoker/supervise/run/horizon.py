@@ -17,15 +17,14 @@ def milestones(launches: Iterable[Launched]) -> frozenset[int]:
 
 
 def longer_from(
-    launches: Sequence[Launched], timelines: Timelines, *, step: int, begins: int | None
+    launches: Sequence[Launched], timelines: Timelines, *, step: int, steps: int, begins: int | None
 ) -> int | None:
     """Returns the step that a run at `step` must go back to; None: it goes on from where it is.
 
-    `begins` is the last step before the decay from now on, None without one. A run goes back where the last
-    launch's decay began earlier and the newest steps were made in it.
+    `begins` is the last step before the decay from now on, None without one; `steps` is the horizon. A run
+    goes back where the last launch had a shorter horizon and the newest steps were made in its decay.
     """
-    before = _decay_begins(launches[-1]) if launches else None
-    if begins is None or before is None or begins <= before:
+    if begins is None or not launches or steps <= int(launches[-1].settings.get("steps") or steps):
         return None
     start = decay_began(Makers(launches, timelines), step)
     return start if 0 < start < min(step, begins) else None
