@@ -156,8 +156,12 @@ def test_micro_batches_of_two_lengths_count_every_target_once() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_and_all_after_it_change_no_bit(name: str, bad: float) -> None:
+@pytest.mark.parametrize(
+    ("what", "bad"), [("gradient", math.nan), ("gradient", math.inf), ("loss", math.inf)]
+)
+def test_a_step_that_is_not_finite_and_all_after_it_change_no_bit(
+    name: str, what: str, bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make()
     optimizer = OPTIMIZERS[name](model)
     steps = Stepper(model, optimizer, CPU, clip=1.0)
@@ -166,10 +170,16 @@ def test_a_step_that_is_not_finite_and_all_after_it_change_no_bit(name: str, bad
     before = {name: each.clone() for name, each in state_of(model, optimizer).items()}
     assert any(each.abs().max() > 0 for name, each in before.items() if "norm" in name)
 
-    hook = model.norm.weight.register_hook(lambda gradient: gradient * bad)  # the loss stays finite
-    result = steps.begin([windows], rate=1e-3).result()
-    assert math.isfinite(result.loss) and not result.is_finite
-    hook.remove()
+    if what == "gradient":
+        hook = model.norm.weight.register_hook(lambda gradient: gradient * bad)
+        result = steps.begin([windows], rate=1e-3).result()
+        hook.remove()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "loss_sum", lambda windows: Model.loss_sum(model, windows) + bad)
+            result = steps.begin([windows], rate=1e-3).result()
+    assert not result.is_finite
+    assert math.isfinite(result.loss if what == "gradient" else result.grad_norm)
     assert steps.begin([windows], rate=1e-3).result().is_finite
     after = state_of(model, optimizer)
     assert all(torch.equal(after[name], each) for name, each in before.items())
