@@ -34,8 +34,10 @@ def whole(model: Model, windows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten(), reduction="sum")
 
 
-def gradients(model: Model, loss: Callable[[Model, Tensor], Tensor]) -> tuple[float, dict[str, Tensor]]:
-    total = loss(model, WINDOWS)
+def gradients(
+    model: Model, loss: Callable[[Model, Tensor], Tensor], windows: Tensor = WINDOWS
+) -> tuple[float, dict[str, Tensor]]:
+    total = loss(model, windows)
     (total / 7).backward()
     found = {
         name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
@@ -111,3 +113,24 @@ def test_no_tensor_is_as_large_as_the_logits_of_all_tokens(*, is_evaluation: boo
         else:
             model.loss_sum(WINDOWS).backward()
     assert largest.elements == CHUNK * 600
+
+
+@pytest.mark.gpu
+def test_a_card_has_the_loss_of_whole_logits_and_the_same_bits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model, windows = make().cuda(), WINDOWS.cuda()
+    torch.set_deterministic_debug_mode("error")
+    try:
+        with torch.autocast("cuda", torch.bfloat16):
+            rounded, rounded_gradients = gradients(model, whole, windows)
+            loss, found = gradients(model, Model.loss_sum, windows)
+            again, found_again = gradients(model, Model.loss_sum, windows)
+    finally:
+        torch.set_deterministic_debug_mode("default")
+    assert loss == again == pytest.approx(rounded, rel=1e-4)
+    for name, gradient in found.items():
+        assert torch.equal(gradient, found_again[name]), name
+        error = (gradient - rounded_gradients[name]).norm() / rounded_gradients[name].norm()
+        assert error < 0.02, name

@@ -199,3 +199,27 @@ def test_a_micro_batch_is_chosen_by_the_size_of_its_logits_and_divides_the_batch
     assert chosen == 4
     assert choose_micro_batch(global_batch=15, seq_len=256, vocab_size=4096, device="cpu") == 3
     assert choose_micro_batch(global_batch=8, seq_len=4096, vocab_size=128_000, device="cpu") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_on_a_card_the_host_waits_for_no_step_that_it_begins_and_a_bad_one_changes_no_bit(name: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    card = Compute(torch.device("cuda"), bf16=True)
+    model = make().to(card.device)
+    optimizer = OPTIMIZERS[name](model)
+    steps = Stepper(model, optimizer, card, clip=1.0)
+    windows = torch.randint(0, 40, (2, 13), generator=torch.Generator().manual_seed(3)).to(card.device)
+    assert steps.begin([windows], rate=1e-3).result().is_finite  # libraries are loaded now
+    before = {name: each.clone() for name, each in state_of(model, optimizer).items()}
+    hook = model.norm.weight.register_hook(lambda gradient: gradient * math.nan)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        begun = steps.begin([windows], rate=1e-3)
+        hook.remove()
+        later = steps.begin([windows], rate=1e-3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not begun.result().is_finite and later.result().is_finite
+    assert all(torch.equal(each, before[name]) for name, each in state_of(model, optimizer).items())
