@@ -37,7 +37,7 @@ from stoker.training.protocol import Protocol, Stop
 from stoker.training.saving import TensorCopier, contents
 from stoker.training.schedule import Schedule
 from stoker.training.state import Progress
-from stoker.training.step import Begun, Stepper
+from stoker.training.step import Begun, Stepper, StepResult
 
 PLAN_POLL_S = 0.2
 PLAN_WORD_S = 1.0
@@ -192,8 +192,12 @@ class Training:
                 "or look at that data",
                 **self._words() | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )
+        self._record(made, result)
+
+    def _record(self, made: Underway, result: StepResult) -> None:
+        """Moves on to a step made, writes its row and tells it."""
         now = time.monotonic()
-        elapsed_s = now - max(made.started, self._looked_at)
+        elapsed_s = now - max(made.started, self._looked_at)  # it may have begun while the last was made
         self._looked_at = now
         self.progress = replace(
             self.progress,
