@@ -41,13 +41,14 @@ class Ground:
     waiter: Waiter
     gpus: Gpus
     recorded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    xids: list[int] = field(default_factory=list)  # that no program brought about
 
     def until(self, condition: Callable[[dict[str, Any]], object], trainer: Trainer | None = None) -> Any:
         """Look until the condition holds for what is shown; returns that."""
         give_up = time.monotonic() + LONG_S
         while time.monotonic() < give_up:
             began = time.monotonic()
-            self.gpus.look(trainer)
+            self.xids += self.gpus.look(trainer)
             assert time.monotonic() - began < 1.0, "the loop was kept waiting"
             shown = self.gpus.shown()
             if condition(shown):
@@ -137,6 +138,7 @@ def test_every_xid_counts_also_one_that_repeats_the_last(driver: FakeDriver, gro
         ("1", 79, "hardware"),
         ("1", 31, "application"),
     ]
+    assert ground.xids == [79, 79]
 
 
 def test_a_card_that_is_lost_in_mid_run_is_expected_and_the_others_are_sampled(

@@ -133,6 +133,7 @@ def test_headroom_is_the_least_of_the_machine_and_every_cgroup_above(tmp_path: P
         f"30 20 0:26 / {top} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
     )
     assert MemoryWatch(proc).look() == MemoryFacts(4 * GIB, 5)
+    assert MemoryWatch(proc).tree_kills() == 5, "the machine's, where no group counts"
     for group, most, used in ((unit, "max", 1), (unit.parent, str(2 * GIB), 1 * GIB)):
         (group / "memory.max").write_text(f"{most}\n")
         (group / "memory.current").write_text(f"{used}\n")
@@ -141,6 +142,8 @@ def test_headroom_is_the_least_of_the_machine_and_every_cgroup_above(tmp_path: P
     facts = MemoryWatch(proc).look()
     assert facts.headroom_bytes == GIB + 256 * MIB, "cache is given back before anybody is killed"
     assert facts.oom_kills == 5 + 1 + 1, "the machine's, and those of each group"
+    (unit / "memory.events").write_text("oom_kill 3\n")
+    assert MemoryWatch(proc).tree_kills() == 3, "those below our own group"
 
 
 def test_version_1_is_read_too_and_no_limit_is_none(tmp_path: Path) -> None:
@@ -160,6 +163,7 @@ def test_version_1_is_read_too_and_no_limit_is_none(tmp_path: Path) -> None:
     facts = MemoryWatch(proc).look()
     assert facts.headroom_bytes == 224 * MIB
     assert facts.oom_kills == 5 + 2 + 2
+    assert MemoryWatch(proc).tree_kills() == 5
 
 
 def test_a_container_that_shows_its_own_group_only_is_read_from_there(tmp_path: Path) -> None:

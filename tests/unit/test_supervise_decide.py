@@ -15,7 +15,7 @@ from stoker.kit.process import ProcessId
 from stoker.supervise import actions as do
 from stoker.supervise.actions import Leftovers
 from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, AskedRollback, Seen, decide
-from stoker.supervise.health.guarded import Exit, ExitClass, GuardedEnd
+from stoker.supervise.health.exits import Exit, ExitClass, GuardedEnd
 from stoker.supervise.health.liveness import StepTimes, Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.gates import Gate

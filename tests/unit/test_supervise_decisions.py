@@ -1,10 +1,9 @@
-"""The supervisor's decisions, as tables: gate, exit classes, liveness."""
+"""The supervisor's decisions, as tables: gate, liveness."""
 
 from __future__ import annotations
 
 import pytest
 
-from stoker.supervise.health.guarded import ExitClass, GuardedEnd, classify
 from stoker.supervise.health.liveness import StepTimes, judge
 from stoker.supervise.run.gates import DataInView, GateWants, start_gate
 
@@ -25,59 +24,6 @@ WANTS = GateWants(sets=2, train_tokens=1000, heldout_tokens=50, seq_len=64)
 )
 def test_a_run_starts_when_its_wants_are_met_or_no_more_will_come(data: DataInView, state: str) -> None:
     assert start_gate(data, WANTS).state == state
-
-
-@pytest.mark.parametrize(
-    ("code", "signum", "is_asked", "kind"),
-    [
-        (0, None, False, ExitClass.FINISHED),
-        (0, None, True, ExitClass.STOPPED),
-        (65, None, False, ExitClass.BAD_DATA),
-        (71, None, False, ExitClass.GPU_MEMORY),
-        (74, None, False, ExitClass.STORAGE),
-        (75, None, False, ExitClass.TRY_AGAIN),
-        (76, None, False, ExitClass.NON_FINITE),
-        (78, None, False, ExitClass.WRONG_CONFIG),
-        (1, None, False, ExitClass.CRASHED),
-        (1, None, True, ExitClass.CRASHED),
-        (None, 9, False, ExitClass.KILLED),
-        (None, 9, True, ExitClass.KILLED),
-        (None, None, False, ExitClass.GUARD_LOST),
-    ],
-)
-def test_every_end_of_a_launch_has_its_class(
-    code: int | None, signum: int | None, is_asked: bool, kind: ExitClass
-) -> None:
-    end = GuardedEnd(code, signum)
-    assert classify(end, is_asked=is_asked, is_hung=False).kind is kind
-    assert classify(end, is_asked=True, is_hung=True).kind is ExitClass.HUNG
-
-
-@pytest.mark.parametrize(("code", "gives_up_with"), [(65, 65), (71, 71), (74, 70), (76, 76), (78, 78)])
-def test_a_supervisor_that_gives_up_ends_with_the_code_of_the_kind(code: int, gives_up_with: int) -> None:
-    exit_ = classify(GuardedEnd(code, None), is_asked=False, is_hung=False)
-    assert exit_.gives_up_with == gives_up_with
-
-
-def test_a_signal_is_told_by_its_name() -> None:
-    assert "SIGKILL" in classify(GuardedEnd(None, 9), is_asked=False, is_hung=False).detail
-
-
-@pytest.mark.parametrize(
-    ("code", "signum", "last_words", "kind", "doubts"),
-    [
-        (65, None, "a set is bad", ExitClass.BAD_DATA, True),
-        (76, None, "the loss of step 7 is nan", ExitClass.NON_FINITE, True),
-        (None, 7, None, ExitClass.BAD_DATA, True),  # SIGBUS: a map is cut short
-        (74, None, "OSError: [Errno 5] Input/output error: '/hot/t.bin'", ExitClass.STORAGE, True),
-        (74, None, "StorageError: cannot write: No space left on device", ExitClass.STORAGE, False),
-    ],
-)
-def test_only_data_that_could_not_be_read_is_proven_before_the_next_launch(
-    code: int | None, signum: int | None, last_words: str | None, kind: ExitClass, doubts: bool
-) -> None:
-    exit_ = classify(GuardedEnd(code, signum), is_asked=False, is_hung=False, last_words=last_words)
-    assert (exit_.kind, exit_.doubts_data) == (kind, doubts)
 
 
 HANG_S = 900.0

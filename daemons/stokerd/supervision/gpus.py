@@ -73,11 +73,15 @@ class Gpus:
     def pids(self) -> set[int]:
         return self._pool.pids
 
-    def look(self, trainer: Trainer | None) -> None:
-        """Takes in what the sampler sent, and starts one where it is due; never waits."""
+    def look(self, trainer: Trainer | None) -> list[int]:
+        """Takes in what the sampler sent, and starts one where it is due; never waits.
+
+        Returns the new Xids that no program brings about.
+        """
+        xids = list[int]()
         for job, messages, end in self._pool.hear():
             for message in messages:
-                self._take(message, trainer)
+                xids += self._take(message, trainer)
             if end is not None:
                 self._ended(end)
             elif job.worker.ending:
@@ -89,6 +93,7 @@ class Gpus:
             except Transient as problem:
                 self._start_at = now + self._backoff.next()
                 self._failed(str(problem))
+        return xids
 
     def shown(self) -> dict[str, Any]:
         """Returns what status and metrics show."""
@@ -99,14 +104,15 @@ class Gpus:
         """Ends the sampler; gives up on one that the kernel does not let go."""
         self._pool.stop()
 
-    def _take(self, message: Mapping[str, Any], trainer: Trainer | None) -> None:
+    def _take(self, message: Mapping[str, Any], trainer: Trainer | None) -> Sequence[int]:
+        """Takes in a message of the sampler; returns its Xid where no program brought it about."""
         if message["kind"] == "xid":
             number = message["number"]
             gpu, kind = self.cards.erred(message, number)
             words = {"gpu": gpu, "xid": number, "class": kind}
             level = "error" if kind == "hardware" else "warning"
             self._alerts.raise_("gpu_xid", f"{gpu} {number}", level=level, **words)
-            return
+            return (number,) if kind == "hardware" else ()
         is_first = self.cards.expected is None
         tree = children_tree(trainer.guard.pid) if trainer is not None else ()
         self.cards.sampled(message["cards"], {process.pid for process in tree})
@@ -122,6 +128,7 @@ class Gpus:
         self._tell_lost()
         if self._is_wsl2 and trainer is not None:
             self._judge_spill(trainer)
+        return ()
 
     def _tell_lost(self) -> None:
         for gpu, card in self.cards.cards.items():

@@ -18,7 +18,7 @@ from stoker.kit.process import reap_strays
 from stoker.store.errors import StorageError
 from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
 from stoker.supervise.decide import Seen, decide, mirror_job
-from stoker.supervise.health.guarded import GuardedEnd
+from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.state import Phase
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.gpus import Gpus
@@ -67,7 +67,7 @@ class Supervisor:
                 self.effects.ended(job, end)
             self._reap()
             trainers_end = self.effects.trainer.hear()
-            self.gpus.look(self.run.state.live)
+            self.effects.trainer.note_xids(self.gpus.look(self.run.state.live))
             if trainers_end is not None:
                 self.status.show(
                     self.workers.jobs.get(MIRROR)

@@ -18,7 +18,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.decide import has_progressed
-from stoker.supervise.health.guarded import ExitClass
+from stoker.supervise.health.exits import ExitClass
 from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.lock import Lock
 from stoker.kit.process import ProcessId, children_tree
+from stoker.observe.machine import MemoryWatch
 from stoker.plan.log import Segment
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import new_id, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
-from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer
+from stoker.supervise.health.evidence import Evidence, free_bytes
+from stoker.supervise.health.exits import GuardedEnd
+from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run import launch_record
@@ -26,6 +30,7 @@ from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
 
 EVIDENCE_S = 5.0
+MOST_XIDS = 10
 GAP_S = 10.0  # a longer cycle means that the machine or this process did not run
 
 
@@ -38,6 +43,7 @@ class TrainerControl:
         self._heard_at = time.monotonic()
         self._told_gap = 0.0  # of memorization, in nats
         self._body: dict[str, Any] = {}  # of launch.json
+        self._memory = MemoryWatch()
 
     @property
     def pids(self) -> set[int]:
@@ -59,6 +65,7 @@ class TrainerControl:
         )
         self._record(launch, pin)
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
+        kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
         self.guarded = GuardedTrainer(
             launch_record.TRAINER,
             environ=launch_record.trainer_environment(os.environ, launch, run.layout),
@@ -68,7 +75,15 @@ class TrainerControl:
             waiter=self.context.waiter,
         )
         guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
-        return Trainer(launch, guard, view, Stillness(now, now), sample_at=now + EVIDENCE_S)
+        return Trainer(
+            launch,
+            guard,
+            view,
+            Stillness(now, now),
+            sample_at=now + EVIDENCE_S,
+            evidence=Evidence(headroom_bytes=headroom_bytes, last_step=launch.until or self._body["steps"]),
+            oom_kills=(kills,),
+        )
 
     def _record(self, launch: Launch, pin: DatasetPin) -> None:
         run, step = self.run, launch.resume_step
@@ -102,11 +117,31 @@ class TrainerControl:
         self._measure(before, trainer)
         if now >= trainer.sample_at:
             work = work_of(process.pid for process in children_tree(guarded.pid))
-            trainer = trainer.sampled(work, now, next_at=now + EVIDENCE_S)
+            trainer = trainer.sampled(work, self._memory.tree_kills(), now, next_at=now + EVIDENCE_S)
+        if end is not None:
+            trainer = self._with_evidence(trainer, end)
         self.run.change(trainer=trainer.excused(now) if gap_s > GAP_S else trainer)
         with contextlib.suppress(StorageError):  # the state disk is full: the next call tries again
             self._note_numerics()
         return end
+
+    def _with_evidence(self, trainer: Trainer, end: GuardedEnd) -> Trainer:
+        run = self.run
+        run.checkpoints.note_sealed(run.accounts.history())  # nothing of the launch seals any more
+        return trainer.ended(
+            end.peak_bytes,
+            self._memory.tree_kills(),
+            sealed_step=run.checkpoints.sealed.step if run.checkpoints.sealed else None,
+            headroom_after_bytes=self._memory.look().headroom_bytes,
+            free_bytes=free_bytes(run.layout.checkpoints),
+        )
+
+    def note_xids(self, xids: Sequence[int]) -> None:
+        """Takes in Xids that the cards brought about by themselves."""
+        trainer = self.run.state.live
+        if xids and trainer is not None:
+            evidence = replace(trainer.evidence, xids=(*trainer.evidence.xids, *xids)[-MOST_XIDS:])
+            self.run.change(trainer=replace(trainer, evidence=evidence))
 
     def _note_numerics(self) -> None:
         """Records the numerics that the trainer told; steps after them are made by these."""
@@ -188,8 +223,8 @@ class TrainerControl:
         run.accounts.interrupted()
         run.counted.restarts[exit_.kind] += 1
         level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
-        words = {"launch": trainer.launch.launch, "exit_class": str(exit_.kind)}
-        run.events.record("trainer_exited", level, message=exit_.detail, step=trainer.step, **words)
+        words = {"launch": trainer.launch.launch, "exit_class": str(exit_.kind), **trainer.evidence.body()}
+        run.events.record("trainer_exited", level, message=exit_.detail, **words | {"step": trainer.step})
         doing = f"the trainer ended: {exit_.detail}"
         if action.is_forgiven:
             with contextlib.suppress(StorageError):  # the next start grants one more launch anyway

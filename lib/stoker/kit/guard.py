@@ -8,8 +8,9 @@ processes that are left: TERM to each process, KILL to each after the stop time,
 process is reaped.
 
 The guard writes JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"},
-{"exited":{"code"}|{"signal"}}, {"empty":true}. The lines need no reader: a full or closed
-pipe never delays the guard. Exit code: CMD's, or 128 + its signal; 75 when the parent was gone, or a stop was
+{"exited":{"code"}|{"signal"},"peak_bytes"}, {"empty":true}; `peak_bytes` is the largest resident size of a
+process that was reaped by then. The lines need no reader: a full or closed pipe never delays the guard. Exit
+code: CMD's, or 128 + its signal; 75 when the parent was gone, or a stop was
 requested, before CMD could start.
 
 Standard library only, and small: the guard must outlive the failures that it guards against.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -102,7 +104,8 @@ class Guard:
         code = os.waitstatus_to_exitcode(status)
         how = {"code": code} if code >= 0 else {"signal": -code}
         self._exit_code = code if code >= 0 else 128 - code
-        self._report(exited=how)
+        peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        self._report(exited=how, peak_bytes=peak_kib * 1024)
         self._begin_to_stop()  # its remaining processes serve no trainer any more
 
     def _begin_to_stop(self) -> None:

@@ -57,6 +57,19 @@ class MemoryWatch:
                 slack.append(most - max(0, used - sum(stat.get(name, 0) for name in _CACHE[version])))
         return MemoryFacts(max(0, min(slack)), kills)
 
+    def tree_kills(self) -> int:
+        """Returns how often the kernel has killed for want of memory: below our cgroup, else on the machine.
+
+        Only version 2 counts what it kills in the groups below, and its root counts nothing.
+        """
+        kills = (
+            _fields(group / "memory.events").get("oom_kill")
+            for version, group in self._groups
+            if version == 2
+        )
+        of_group = next(kills, None)
+        return _fields(self._proc / "vmstat").get("oom_kill", 0) if of_group is None else of_group
+
 
 # CPUs and waits
 

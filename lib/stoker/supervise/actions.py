@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.process import ProcessId
-from stoker.supervise.health.guarded import Exit
+from stoker.supervise.health.exits import Exit
 from stoker.supervise.mirror.inventory import Look
 from stoker.supervise.state import Phase
 

@@ -10,7 +10,7 @@ from stoker.checkpoints.retention import History, RetentionPolicy
 from stoker.config.schema import Supervise
 from stoker.store.errors import DataError
 from stoker.supervise import actions as do
-from stoker.supervise.health.guarded import ExitClass, GuardedEnd, classify
+from stoker.supervise.health.exits import ExitClass, GuardedEnd, classify
 from stoker.supervise.health.liveness import judge
 from stoker.supervise.mirror.inventory import Look, MirrorState
 from stoker.supervise.run.gates import Gate
@@ -222,7 +222,9 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
         return (do.Enter(Phase.CLEANING),)
     if (end := seen.end) is not None:
         is_asked, view = trainer.stop_asked_at is not None, trainer.view
-        exit_ = classify(end, is_asked=is_asked, is_hung=trainer.is_hung, last_words=view.error)
+        exit_ = classify(
+            end, trainer.evidence, is_asked=is_asked, is_hung=trainer.is_hung, last_words=view.error
+        )
         following: do.Action = do.End(0) if seen.is_stopping else do.Enter(Phase.CLEANING)
         return do.EndLaunch(exit_, is_forgiven=seen.is_stopping), following
     if (asked_at := trainer.stop_asked_at) is not None:

@@ -13,13 +13,15 @@ from pydantic import TypeAdapter
 from stoker.kit.process import ProcessId
 from stoker.plan.positions import Position
 from stoker.store.record import require_version
-from stoker.supervise.health.guarded import Exit
+from stoker.supervise.health.evidence import Evidence
+from stoker.supervise.health.exits import Exit
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
 from stoker.supervise.health.trainer_protocol import Moment, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.origin import Origin
 from stoker.supervise.run.record import Heldout
 
+KEPT_KILLS = 12  # samples, of a minute: a launcher outlives the rank that the kernel killed by half of it
 MOST_STEPS = 1000  # that two messages a tenth of a second apart can tell
 
 
@@ -53,6 +55,8 @@ class Trainer:
     # What it told of its numerics, with the steps made before, and is not recorded yet.
     numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     stop_asked_at: Moment | None = None
+    evidence: Evidence = field(default_factory=Evidence)  # gathered so far
+    oom_kills: tuple[int, ...] = ()  # the kernel's counter at the last samples
 
     @property
     def step(self) -> int:
@@ -99,9 +103,28 @@ class Trainer:
             numerics=tuple(numerics),
         )
 
-    def sampled(self, work: Work, now: float, *, next_at: float) -> Trainer:
-        """Returns the trainer after a sample of /proc; the next is due at `next_at`."""
-        return replace(self, stillness=self.stillness.sampled(work, now), sample_at=next_at)
+    def sampled(self, work: Work, kills: int, now: float, *, next_at: float) -> Trainer:
+        """Returns the trainer after a sample; `kills` is the kernel's count, the next is due at `next_at`."""
+        return replace(
+            self,
+            stillness=self.stillness.sampled(work, now),
+            sample_at=next_at,
+            oom_kills=(*self.oom_kills, kills)[-KEPT_KILLS:],
+            evidence=replace(self.evidence, peak_bytes=max(self.evidence.peak_bytes, work.rss_bytes)),
+        )
+
+    def ended(self, peak_bytes: int, kills: int, **facts: Any) -> Trainer:
+        """Returns the trainer with the evidence after its end."""
+        evidence = replace(
+            self.evidence,
+            phase=self.view.phase,
+            step=self.step,
+            ending=self.view.finished,
+            oom_kills=kills - self.oom_kills[0] if self.oom_kills else 0,
+            peak_bytes=max(self.evidence.peak_bytes, peak_bytes),
+            **facts,
+        )
+        return replace(self, evidence=evidence)
 
     def excused(self, now: float) -> Trainer:
         """Returns the trainer with its silence counted from now: machine or supervisor did not run."""

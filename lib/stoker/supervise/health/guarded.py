@@ -1,104 +1,21 @@
-"""Runs a trainer under its guard: starts both, reads their messages, asks for a stop, classifies the end."""
+"""Runs a trainer under its guard: starts both, reads their messages, asks for a stop, reports the end."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
-from stoker.kit.process import signal_name
 from stoker.store.record import parse_json
+from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.health.trainer_protocol import MOST_BYTES
-
-
-@dataclass(frozen=True)
-class GuardedEnd:
-    """The trainer's end as its guard reported it; `code` and `signum` are None when the guard was lost."""
-
-    code: int | None
-    signum: int | None
-
-
-class ExitClass(StrEnum):
-    """The class of a launch's end, which decides about the next launch and labels the restart metric."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped_as_asked"
-    BAD_DATA = "bad_data"
-    GPU_MEMORY = "gpu_memory"
-    STORAGE = "storage"
-    TRY_AGAIN = "try_again"
-    NON_FINITE = "non_finite"
-    WRONG_CONFIG = "wrong_config"
-    KILLED = "killed"
-    CRASHED = "crashed"
-    HUNG = "hung"
-    GUARD_LOST = "guard_lost"
-
-
-_BY_CODE = {
-    0: ExitClass.FINISHED,
-    65: ExitClass.BAD_DATA,
-    71: ExitClass.GPU_MEMORY,
-    74: ExitClass.STORAGE,
-    75: ExitClass.TRY_AGAIN,
-    76: ExitClass.NON_FINITE,
-    78: ExitClass.WRONG_CONFIG,
-}
-
-
-@dataclass(frozen=True)
-class Exit:
-    kind: ExitClass
-    detail: str  # half a sentence for log and status
-    doubts_data: bool = False  # the sets that the trainer read must be proven before the next launch
-
-    @property
-    def is_blameless(self) -> bool:
-        """A full disk, exit code 75 (try again) and an asked stop are no evidence against the run."""
-        return self.kind in (ExitClass.STORAGE, ExitClass.TRY_AGAIN, ExitClass.STOPPED)
-
-    @property
-    def gives_up_with(self) -> int:
-        """Returns the supervisor's own exit code after too many such ends; 70 where no code is the kind's."""
-        return {
-            ExitClass.BAD_DATA: 65,
-            ExitClass.GPU_MEMORY: 71,
-            ExitClass.NON_FINITE: 76,
-            ExitClass.WRONG_CONFIG: 78,
-        }.get(self.kind, 70)
-
-
-def classify(end: GuardedEnd, *, is_asked: bool, is_hung: bool, last_words: str | None = None) -> Exit:
-    """Returns the class of an end; code 0 without an asked stop is `finished`, if its checkpoint agrees.
-
-    `is_asked`: the supervisor sent a stop; `is_hung`: it did so because the trainer showed no progress.
-    """
-    words = f": {last_words}" if last_words else ""
-    if is_hung:
-        return Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
-    if end.signum == signal.SIGBUS:
-        return Exit(ExitClass.BAD_DATA, "killed by SIGBUS: a mapped file is not all there", doubts_data=True)
-    if end.signum is not None:
-        return Exit(ExitClass.KILLED, f"killed by {signal_name(end.signum)}{words}")
-    if end.code is None:
-        return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
-    if end.code == 0 and is_asked:
-        return Exit(ExitClass.STOPPED, "saved and stopped as asked")
-    kind = _BY_CODE.get(end.code, ExitClass.CRASHED)
-    is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
-    doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
-    return Exit(kind, f"exit code {end.code}{words}", doubts_data)
 
 
 class GuardedTrainer:
@@ -193,4 +110,4 @@ class GuardedTrainer:
             report = parse_json(line)
             self.trainer_pid = report.get("started", self.trainer_pid)
             if how := report.get("exited"):
-                self._end = GuardedEnd(how.get("code"), how.get("signal"))
+                self._end = GuardedEnd(how.get("code"), how.get("signal"), int(report.get("peak_bytes", 0)))

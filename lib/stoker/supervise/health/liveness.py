@@ -78,22 +78,24 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of processes so far: CPU seconds, and bytes through read and write calls."""
+    """The work of processes so far: CPU seconds, and bytes through read and write calls; their memory now."""
 
     cpu_s: float = 0.0
     moved_bytes: int = 0
+    rss_bytes: int = 0
 
 
 def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
     """Returns the work of these processes so far, without those that have ended."""
-    cpu_s, moved = 0.0, 0
+    cpu_s, moved, rss = 0.0, 0, 0
     for pid in pids:
         with contextlib.suppress(*GONE):
-            cpu_s += sample_process(pid, proc).cpu_s
+            sample = sample_process(pid, proc)
+            cpu_s, rss = cpu_s + sample.cpu_s, rss + sample.rss_bytes
             lines = (proc / str(pid) / "io").read_text(encoding="ascii").splitlines()
             counts = dict(line.split(": ") for line in lines)
             moved += int(counts["rchar"]) + int(counts["wchar"])
-    return Work(cpu_s, moved)
+    return Work(cpu_s, moved, rss)
 
 
 def describe(pids: Iterable[int]) -> Iterator[str]:

@@ -80,6 +80,7 @@ class TrainerView:
     position: tuple[int, int] | None = None
     gpu_reserved_bytes: int | None = None  # of the card on which it has reserved most
     error: str | None = None
+    finished: str | None = None  # why it ends
     nonfinite: int = 0  # messages so far with a loss or gradient norm that is not finite
 
 
@@ -136,5 +137,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("MFU", "DATA_WAIT_S", "SAVE_STALL_S"), _number),
     "POSITION": _position,
     "NUMERICS": _object,
-    **dict.fromkeys(("CHECKPOINT", "ERROR", "SAVE_FAILED", "SAVE_IN_PLACE"), lambda value: value[:MOST_TEXT]),
+    **dict.fromkeys(
+        ("CHECKPOINT", "ERROR", "FINISHED", "SAVE_FAILED", "SAVE_IN_PLACE"), lambda value: value[:MOST_TEXT]
+    ),
 }

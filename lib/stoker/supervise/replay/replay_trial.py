@@ -17,7 +17,8 @@ from stoker.kit.loop import Waiter
 from stoker.store import errors
 from stoker.store.errors import DataError, LockHeld, StokerError, StorageError, UnavailableError
 from stoker.store.record import new_id, read_record, write_record
-from stoker.supervise.health.guarded import GuardedEnd, GuardedTrainer, classify
+from stoker.supervise.health.exits import GuardedEnd, classify
+from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from stoker.supervise.replay.replay_phases import Phase
 from stoker.supervise.replay.replay_site import Site, link_sets, own_checkpoints

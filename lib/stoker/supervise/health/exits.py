@@ -1,0 +1,135 @@
+"""The class of a launch's end: how the process ended, and the evidence around it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stoker.kit.process import signal_name
+from stoker.supervise.health.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class GuardedEnd:
+    """The trainer's end as its guard reported it; `code` and `signum` are None when the guard was lost."""
+
+    code: int | None
+    signum: int | None
+    peak_bytes: int = 0  # resident, of the largest process that the guard has reaped
+
+
+class ExitClass(StrEnum):
+    """The class of a launch's end, which decides about the next launch and labels the restart metric."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped_as_asked"
+    FINISHED_SHORT = "finished_short"
+    BAD_DATA = "bad_data"
+    HOST_MEMORY = "host_memory"
+    GPU_MEMORY = "gpu_memory"
+    NON_FINITE = "non_finite"
+    DEVICE_LOST = "device_lost"
+    STORAGE = "storage"
+    TRY_AGAIN = "try_again"
+    WRONG_CONFIG = "wrong_config"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    GUARD_LOST = "guard_lost"
+
+
+_BY_CODE = {
+    0: ExitClass.FINISHED,
+    65: ExitClass.BAD_DATA,
+    71: ExitClass.GPU_MEMORY,
+    74: ExitClass.STORAGE,
+    75: ExitClass.TRY_AGAIN,
+    76: ExitClass.NON_FINITE,
+    78: ExitClass.WRONG_CONFIG,
+}
+# A process brings these upon itself; any other signal was sent to it.
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
+CARD_WORDS = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")  # of torch's errors
+_CPU_MEMORY = ("DefaultCPUAllocator", "MemoryError")  # torch's and Python's words; code 71 is of any memory
+FULL_BYTES = 16 << 20  # a disk with less room has no place for a checkpoint
+
+
+@dataclass(frozen=True)
+class Exit:
+    kind: ExitClass
+    detail: str  # half a sentence for log and status
+    doubts_data: bool = False  # the sets that the trainer read must be proven before the next launch
+
+    @property
+    def is_blameless(self) -> bool:
+        """A full disk, exit code 75 (try again) and an asked stop are no evidence against the run."""
+        return self.kind in (ExitClass.STORAGE, ExitClass.TRY_AGAIN, ExitClass.STOPPED)
+
+    @property
+    def gives_up_with(self) -> int:
+        """Returns the supervisor's own exit code after too many such ends; 70 where no code is the kind's."""
+        return {
+            ExitClass.BAD_DATA: 65,
+            ExitClass.GPU_MEMORY: 71,
+            ExitClass.NON_FINITE: 76,
+            ExitClass.WRONG_CONFIG: 78,
+        }.get(self.kind, 70)
+
+
+def classify(
+    end: GuardedEnd,
+    evidence: Evidence | None = None,
+    *,
+    is_asked: bool,
+    is_hung: bool,
+    last_words: str | None = None,
+) -> Exit:
+    """Returns the class of an end; `finished` stands only if the newest checkpoint agrees.
+
+    `is_asked`: the supervisor sent a stop; `is_hung`: it did so because the trainer showed no progress. A
+    stop that was asked for is kept by the sealed checkpoint, whatever code a launcher makes of it.
+    """
+    seen = evidence or Evidence()
+    if is_hung:
+        return Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
+    if is_asked and (end.code == 0 or seen.is_sealed):
+        return Exit(ExitClass.STOPPED, "saved and stopped as asked")
+    if end.code == end.signum is None:
+        return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
+    how = f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
+    words = f": {last_words}" if last_words else ""
+    kind, why = _judged(end, seen, words)
+    is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
+    doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
+    return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data)
+
+
+def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str]:
+    """Returns the class of an end that was not asked for, and what of the evidence speaks for it."""
+    code, signum = end.code, end.signum
+    kind = _BY_CODE.get(code, ExitClass.CRASHED) if code is not None else ExitClass.KILLED
+    if signum in _CRASHES:
+        kind = ExitClass.CRASHED
+    is_unclear = kind is ExitClass.CRASHED  # a launcher's own code tells nothing of its ranks
+    if signum == signal.SIGBUS:
+        return ExitClass.BAD_DATA, "a mapped file is not all there"
+    if seen.oom_kills and (is_unclear or signal.SIGKILL in (signum, (code or 0) - 128)):
+        return ExitClass.HOST_MEMORY, "the kernel's OOM killer was at work"
+    if kind is ExitClass.GPU_MEMORY and any(word in words for word in _CPU_MEMORY):
+        return ExitClass.HOST_MEMORY, ""
+    is_retried = kind is ExitClass.TRY_AGAIN
+    if (is_unclear or is_retried) and seen.xids:
+        return ExitClass.DEVICE_LOST, f"after Xid {', '.join(map(str, seen.xids))}"
+    if is_retried and any(word in words for word in CARD_WORDS):
+        return ExitClass.DEVICE_LOST, ""
+    if is_unclear and seen.free_bytes is not None and seen.free_bytes < FULL_BYTES:
+        return ExitClass.STORAGE, "the disk of its checkpoints is full"
+    if kind is ExitClass.FINISHED and seen.is_short:
+        return (
+            ExitClass.FINISHED_SHORT,
+            f"after step {seen.step} of {seen.last_step}, and nobody asked it to stop",
+        )
+    return kind, ""

@@ -1,0 +1,140 @@
+"""The class of a launch's end, by how its process ended and by the evidence around it: a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.supervise.health.evidence import Evidence, free_bytes
+from stoker.supervise.health.exits import FULL_BYTES, Exit, ExitClass, GuardedEnd, classify
+
+LOST = Evidence(phase="train", step=40, last_step=80, sealed_step=30)  # steps that no checkpoint holds
+KEPT = replace(LOST, sealed_step=40)
+OOM, XID = replace(LOST, oom_kills=1), replace(LOST, xids=(79,))
+FULL, ROOM = replace(LOST, free_bytes=FULL_BYTES - 1), replace(LOST, free_bytes=FULL_BYTES)
+DONE = replace(LOST, step=80, sealed_step=80)
+TOLD_LATE = replace(LOST, step=79, sealed_step=80)  # its last words were lost
+
+
+def judged(
+    code: int | None,
+    signum: int | None,
+    seen: Evidence = LOST,
+    words: str | None = None,
+    *,
+    is_asked: bool = False,
+) -> Exit:
+    return classify(GuardedEnd(code, signum), seen, is_asked=is_asked, is_hung=False, last_words=words)
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "seen", "words", "kind"),
+    [
+        (0, None, DONE, None, "finished"),
+        (0, None, TOLD_LATE, None, "finished"),
+        (0, None, replace(KEPT, ending="early_stop"), None, "finished"),
+        (0, None, replace(KEPT, ending="data_exhausted"), None, "finished"),
+        (0, None, KEPT, None, "finished_short"),
+        (0, None, replace(KEPT, ending="stopped"), None, "finished_short"),
+        (65, None, LOST, None, "bad_data"),
+        (None, 7, LOST, None, "bad_data"),
+        (71, None, LOST, "memory ran out: CUDA out of memory", "gpu_memory"),
+        (71, None, LOST, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate", "host_memory"),
+        (71, None, LOST, "MemoryError: ", "host_memory"),
+        (74, None, LOST, None, "storage"),
+        (75, None, LOST, "LockHeld: another trainer", "try_again"),
+        (75, None, LOST, "AcceleratorError: CUDA error: unspecified launch failure", "device_lost"),
+        (75, None, XID, None, "device_lost"),
+        (76, None, LOST, None, "non_finite"),
+        (78, None, LOST, None, "wrong_config"),
+        (1, None, LOST, None, "crashed"),
+        (1, None, ROOM, None, "crashed"),
+        (1, None, FULL, None, "storage"),
+        (1, None, OOM, None, "host_memory"),  # a launcher whose rank the kernel killed
+        (1, None, XID, None, "device_lost"),
+        (None, 6, XID, None, "device_lost"),  # NCCL's watchdog aborts
+        (65, None, replace(LOST, oom_kills=1, xids=(79,), free_bytes=0), None, "bad_data"),
+        (None, 9, OOM, None, "host_memory"),
+        (137, None, OOM, None, "host_memory"),
+        (None, 9, LOST, None, "killed"),  # an operator's
+        (None, 15, replace(OOM, xids=(79,), free_bytes=0), None, "killed"),
+        (None, 11, LOST, None, "crashed"),
+        (None, None, OOM, None, "guard_lost"),
+    ],
+)  # fmt: skip
+def test_every_end_that_nobody_asked_for_has_its_class(
+    code: int | None, signum: int | None, seen: Evidence, words: str | None, kind: str
+) -> None:
+    assert judged(code, signum, seen, words).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "seen", "kind"),
+    [
+        (0, None, KEPT, "stopped_as_asked"),
+        (0, None, LOST, "stopped_as_asked"),
+        (143, None, KEPT, "stopped_as_asked"),
+        (1, None, KEPT, "stopped_as_asked"),  # torchrun's, although its ranks saved
+        (None, 15, KEPT, "stopped_as_asked"),
+        (143, None, Evidence(), "stopped_as_asked"),  # before its first step
+        (143, None, LOST, "crashed"),
+        (None, 9, LOST, "killed"),
+        (65, None, LOST, "bad_data"),
+        (None, None, LOST, "guard_lost"),
+    ],
+)
+def test_a_stop_is_told_by_the_sealed_checkpoint(
+    code: int | None, signum: int | None, seen: Evidence, kind: str
+) -> None:
+    assert judged(code, signum, seen, is_asked=True).kind == kind
+    hung = classify(GuardedEnd(code, signum), seen, is_asked=True, is_hung=True)
+    assert hung.kind is ExitClass.HUNG
+
+
+def test_the_detail_names_the_signal_the_evidence_and_the_last_words() -> None:
+    assert judged(None, 9).detail == "killed by SIGKILL"
+    assert judged(None, 9, OOM).detail == "killed by SIGKILL, the kernel's OOM killer was at work"
+    assert judged(1, None, XID, "no card").detail == "exit code 1, after Xid 79: no card"
+    assert "step 40 of 80" in judged(0, None, KEPT).detail
+
+
+@pytest.mark.parametrize(("code", "gives_up_with"), [(65, 65), (71, 71), (74, 70), (76, 76), (78, 78)])
+def test_a_supervisor_that_gives_up_ends_with_the_code_of_the_kind(code: int, gives_up_with: int) -> None:
+    assert judged(code, None).gives_up_with == gives_up_with
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "words", "doubts"),
+    [
+        (65, None, "a set is bad", True),
+        (76, None, "the loss of step 7 is nan", True),
+        (None, 7, None, True),
+        (74, None, "OSError: [Errno 5] Input/output error: '/hot/t.bin'", True),
+        (74, None, "StorageError: cannot write: No space left on device", False),
+        (1, None, None, False),
+    ],
+)
+def test_only_data_that_could_not_be_read_is_proven_before_the_next_launch(
+    code: int | None, signum: int | None, words: str | None, doubts: bool
+) -> None:
+    assert judged(code, signum, words=words).doubts_data is doubts
+
+
+def test_evidence_tells_what_says_something() -> None:
+    told = replace(OOM, headroom_bytes=1 << 30, free_bytes=0)
+    assert told.body() == {
+        "phase": "train",
+        "step": 40,
+        "last_step": 80,
+        "sealed_step": 30,
+        "oom_kills": 1,
+        "headroom_bytes": 1 << 30,
+        "free_bytes": 0,
+    }
+
+
+def test_room_on_a_disk_that_cannot_be_asked_is_not_known(tmp_path: Path) -> None:
+    assert (free_bytes(tmp_path) or 0) > 0
+    assert free_bytes(tmp_path / "none") is None
