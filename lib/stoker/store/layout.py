@@ -45,6 +45,7 @@ class StateLayout:
         self.quarantine = state / "quarantine"
         self.runs = state / "runs"
         self.demand = state / "ledger" / "demand.json"  # files that the loop misses or no longer needs
+        self.cache = state / "cache"  # compiled code; anyone may delete it, which costs a launch time
         self.owner_lock = state / DISK_LOCK  # names the pipeline that owns the state
         self._record_dirs = (
             *(self.receipts, self.receipts / "listings", self.sources),

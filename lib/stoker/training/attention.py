@@ -47,6 +47,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((second, first), dim=-1) * sin).type_as(x)
 
 
+TYPICAL_DOCUMENT = 256  # tokens; most documents of a web corpus are longer
+
+
 @dataclass(frozen=True)
 class Documents:
     """Which tokens of a micro-batch attend to each other: as a dense mask, or as packed sequences."""
@@ -74,8 +77,8 @@ class DocumentMask:
             return Documents(allowed=same.tril().unsqueeze(1))
         begins[:, 0] = True
         starts = begins.flatten().nonzero().flatten()
-        # Empty documents fill up to a power of two: compiled blocks meet few sizes.
-        size = 1 << len(starts).bit_length()
+        # Empty documents fill up to a power of two, mostly the same one: compiled blocks meet few sizes.
+        size = 1 << max(len(starts), ids.numel() // TYPICAL_DOCUMENT).bit_length()
         return Documents(starts=F.pad(starts, (0, size - len(starts)), value=ids.numel()).int())
 
 

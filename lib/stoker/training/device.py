@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
+import subprocess
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import torch
 
@@ -55,3 +59,25 @@ def choose_micro_batch(*, global_batch: int, seq_len: int, vocab_size: int, devi
     budget = CUDA_LOGITS_BYTES if device == "cuda" else CPU_LOGITS_BYTES
     most = max(1, budget // (seq_len * vocab_size * LOGIT_BYTES))
     return max(size for size in range(1, global_batch + 1) if global_batch % size == 0 and size <= most)
+
+
+def lacks_to_compile(device: torch.device) -> str | None:
+    """Returns what inductor needs for the device and this machine lacks; None where it has all."""
+    if device.type == "cpu":
+        return None if shutil.which(_cxx()) else f"the C++ compiler {_cxx()}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton"
+    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return None if found else "a C compiler (gcc), which triton needs"
+
+
+def compiler(device: torch.device) -> str:
+    """Returns the name and version of what compiles kernels for the device."""
+    if device.type == "cuda":
+        return f"triton {version('triton')}"
+    told = subprocess.run([_cxx(), "--version"], capture_output=True, text=True, check=True)
+    return told.stdout.partition("\n")[0]
+
+
+def _cxx() -> str:
+    return os.environ.get("CXX", "g++")

@@ -75,6 +75,7 @@ class Launch:
     checkpoint_every_s: float | None
     checkpoint_every_steps: int | None
     checkpoint_busy: str  # "wait" for a save in flight, or "skip" the save that is due
+    cache: Path  # of compiled code
     shards_root: Path
     tokenizer_file: Path
     vocab_size: int
@@ -131,6 +132,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         checkpoint_every_s=record["checkpoint"]["every_s"],
         checkpoint_every_steps=record["checkpoint"]["every_steps"],
         checkpoint_busy=record["checkpoint"].get("busy", "wait"),
+        cache=Path(record.get("cache") or layout.root / "cache"),
         shards_root=Path(record["shards_root"]),
         tokenizer_file=Path(record["tokenizer_file"]),
         # Without windows the validation data is shorter than one.

@@ -23,6 +23,7 @@ from stoker.store.errors import ConfigError, NonFinite
 from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
 from stoker.training.batches import Batches
+from stoker.training.compile import CompileCache, compile_blocks
 from stoker.training.device import Compute
 from stoker.training.evaluate import evaluate
 from stoker.training.figures import Figures
@@ -71,6 +72,7 @@ class Training:
     protocol: Protocol
     stop: Stop
     sealer: Sealer
+    cache: CompileCache | None = None
 
     def __post_init__(self) -> None:
         launch = self.launch
@@ -99,6 +101,14 @@ class Training:
         self._underway: Underway | None = None
         self._looked_at = 0.0  # monotonic seconds
         self._first = self.progress.step + 1
+
+    def compile(self) -> None:
+        """Compiles the blocks, where the run's numerics say so, for the sizes that training will meet."""
+        if self.numerics.compile == "none":
+            return
+        self.protocol.say("compile", **self._words())
+        held = None if self.heldout is None else self.heldout.shape
+        self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldout=held)
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -137,6 +147,8 @@ class Training:
             ending = "stopped"
         self.prefetcher.close()
         self._seal_this_step()
+        if self.cache is not None:
+            self.cache.seal()  # sizes that came up later are in it, too
         return ending
 
     def change_numerics(self, **changes: Any) -> None:

@@ -6,6 +6,7 @@ began with, also under a newer Stoker that would choose others for a new run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,13 +16,16 @@ import torch
 from stoker.store.errors import ConfigError
 from stoker.store.files import canonical_json
 from stoker.supervise.run.numerics_record import ASKED, differences
-from stoker.training.device import choose_micro_batch
+from stoker.training.device import choose_micro_batch, compiler, lacks_to_compile
 from stoker.training.launch import Launch
 
 # Tokens at once, for a new run. On a CPU 256 to 1024 are alike to 4 % (4,096 to 50,257 ids, width 192 and
 # 256, one thread). A GPU adds each chunk's gradient to the head's, which must stay little beside the rest.
 CPU_LOSS_CHUNK = 256
 CUDA_LOSS_CHUNK = 8192
+
+
+MACHINE = ("device", "card", "cuda", "cpu", "torch", "compiler")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Numerics:
     cuda: str | None  # the version that torch was built for
     cpu: str  # the instruction set of torch's CPU kernels
     torch: str
+    compiler: str | None  # of compiled blocks: g++ or triton, with its version
 
     def body(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,7 +68,7 @@ def kernels(launch: Launch, device: torch.device, precision: str) -> dict[str, t
         "optimizer": ("muon" if launch.optimizer["name"] == "muon" else "fused_adamw",),
         "loss": ("linear_cross_entropy",),
         "attention": tuple(attention),
-        "compile": ("blocks", "none") if is_cuda else ("none", "blocks"),
+        "compile": _known_compile(device),
         "recompute": ("none", "blocks"),
         "tf32": (False,),
     }
@@ -73,10 +78,16 @@ def resolve(launch: Launch, device: torch.device) -> Numerics:
     """Returns the numerics of a launch on this machine; no other place chooses a kernel.
 
     What the operator asks for counts first, then the run's own (`launch.numerics`), then a new run's. A
-    kernel that this Stoker or this device lacks is replaced. Raises ConfigError for a replay that would not
-    have the same.
+    kernel that this Stoker or this device lacks is replaced. Raises ConfigError for a wish that this machine
+    cannot fulfil, and for a replay that would not have the same.
     """
-    kept = dict(launch.numerics or {})
+    lack, kept = lacks_to_compile(device), dict(launch.numerics or {})
+    if launch.compile == "blocks" and lack and not launch.is_replay:
+        raise ConfigError(
+            f"train.compile is blocks, and this machine lacks {lack}: install it, or write none"
+        )
+    if launch.compile == "auto" and lack and device.type == "cuda":
+        print(f"trainer: blocks are not compiled, because this machine lacks {lack}", file=sys.stderr)
     asked = {} if launch.is_replay else _asked(launch, kept)
     by_default = "bfloat16" if device.type == "cuda" else "float32"
     chosen: dict[str, Any] = {"precision": by_default, "micro_batch": None, ASKED: None}
@@ -94,13 +105,19 @@ def resolve(launch: Launch, device: torch.device) -> Numerics:
             vocab_size=launch.vocab_size,
             device=device.type,
         )
-    numerics = Numerics(**chosen, **machine(device))
+    numerics = Numerics(**chosen, **machine(device, chosen["compile"]))
     if launch.is_replay and (changes := differences(kept, numerics.body())):
         raise ConfigError(
             f"this machine cannot give the bits of the recorded run: {'; '.join(changes)}; replay it where "
             "these are the same"
         )
     return numerics
+
+
+def _known_compile(device: torch.device) -> tuple[str, ...]:
+    if lacks_to_compile(device):
+        return ("none",)
+    return ("blocks", "none") if device.type == "cuda" else ("none", "blocks")
 
 
 def _asked(launch: Launch, kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +131,8 @@ def _asked(launch: Launch, kept: Mapping[str, Any]) -> dict[str, Any]:
     return {**wishes, ASKED: launch.micro_batch}
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """Returns the facts of this machine that decide bits."""
+def machine(device: torch.device, compiled: str) -> dict[str, Any]:
+    """Returns the facts of this machine that decide bits; the compiler does where blocks are compiled."""
     is_cuda = device.type == "cuda"
     return {
         "device": device.type,
@@ -123,4 +140,5 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if is_cuda else None,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
+        "compiler": compiler(device) if compiled == "blocks" else None,
     }

@@ -151,6 +151,7 @@ class Trial:
             "until": launch.until,
             "evaluate": {**phase.settings["evaluate"], "patience": None},  # the record says where it ended
             "checkpoint": {"every_s": SEAL_EVERY_S, "every_steps": None, "busy": "wait"},
+            "cache": str(self.site.run.root / "cache"),
             "shards_root": str(self.site.shards),
             "tokenizer_file": str(self.site.tokenizer),
             "heldout": None if held is None else {**held, "file": str(self.site.run.heldout)},

@@ -93,6 +93,7 @@ def launch_body(
             "every_steps": train.checkpoint.every_steps,
             "busy": train.checkpoint.busy,
         },
+        "cache": str(pipeline.layout.cache),
         "shards_root": str(pipeline.hot_layout.shards(identity.dataset)),
         "tokenizer_file": str(pipeline.layout.datasets / pin.tokenizer.file),
         "vocab_size": identity.vocab_size,
