@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,10 @@ class TrainerRun:
         resume: Path | None = None,
         socket_path: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        below: Sequence[str] = (),
         **overrides: Any,
     ) -> subprocess.Popen[bytes]:
-        """Launch the trainer; what it says on stderr goes to <root>/trainer-<launch>.err."""
+        """Launch the trainer, as the child of a command `below`; its stderr is <root>/trainer-<launch>.err."""
         self.launches += 1
         launch = f"launch-{self.launches}"
         write_record(self.layout.launch, self.record(launch) | self.overrides | overrides)
@@ -98,7 +99,7 @@ class TrainerRun:
         }
         with self.errors.open("wb") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", "stoker.training.trainer"],
+                [*below, sys.executable, "-m", "stoker.training.trainer"],
                 env=environment,
                 stderr=errors,
                 cwd=self.root,

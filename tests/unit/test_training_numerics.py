@@ -13,13 +13,16 @@ import torch
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import write_record
 from stoker.supervise.run.numerics_record import LEGACY, differences, is_known, of_checkpoint, was_halved
-from stoker.training import numerics
+from stoker.training import device, numerics
 from stoker.training.launch import Launch, read_launch
 from stoker.training.numerics import resolve
 from support.trainer_run import TrainerRun
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-CARD = {"device": "cuda", "card": "H100", "cuda": "13.0", "cpu": "AVX2", "torch": "2.13.0"}
+CARD = {
+    **{"device": "cuda", "card": "H100", "cuda": "13.0", "cpu": "AVX2", "torch": "2.13.0"},
+    "compiler": "triton 3.6",
+}
 
 
 @pytest.fixture
@@ -32,8 +35,11 @@ def launch(tmp_path: Path) -> Launch:
 @pytest.fixture(autouse=True)
 def one_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with one kind of card, so that what is chosen on it can be seen without."""
-    here = numerics.machine
-    monkeypatch.setattr(numerics, "machine", lambda device: CARD if device == CUDA else here(device))
+    here, lacks = numerics.machine, numerics.lacks_to_compile
+    monkeypatch.setattr(numerics, "machine", lambda *of: CARD if of[0] == CUDA else here(*of))
+    monkeypatch.setattr(
+        numerics, "lacks_to_compile", lambda device: None if device == CUDA else lacks(device)
+    )
 
 
 def test_a_new_run_takes_what_is_best_on_its_device(launch: Launch) -> None:
@@ -97,8 +103,24 @@ def test_what_the_operator_asks_for_counts_before_what_the_run_had(
     assert getattr(resolve(replace(launch, numerics=own, **asked), CPU), field) == expected
 
 
+def test_a_machine_without_a_compiler_refuses_a_wish_to_compile_and_does_without_otherwise(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled = resolve(replace(launch, compile="blocks"), CPU)
+    assert compiled.compiler is not None and "++" in compiled.compiler
+    assert resolve(launch, CPU).compiler is None
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="lacks the C\\+\\+ compiler no-such-compiler: install it"):
+        resolve(replace(launch, compile="blocks"), CPU)
+    assert resolve(replace(launch, numerics=compiled.body()), CPU).compile == "none"
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(numerics, "lacks_to_compile", device.lacks_to_compile)
+    assert resolve(launch, CUDA).compile == "none"  # there is no triton for a CPU
+    assert "because this machine lacks the package triton" in capsys.readouterr().err
+
+
 def test_a_replay_takes_the_recorded_numerics_or_names_what_differs(launch: Launch) -> None:
-    recorded = replace(resolve(launch, CPU), micro_batch=2, recompute="blocks", compile="blocks")
+    recorded = replace(resolve(launch, CPU), micro_batch=2, recompute="blocks", tf32=False)
     asked = {"micro_batch": 8, "compile": "none", "is_replay": True}
     assert resolve(replace(launch, numerics=recorded.body(), **asked), CPU) == recorded
     for change in ({"torch": "1.0"}, {"cpu": "other"}, {"optimizer": "gone"}, {"card": "H100"}):

@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,24 +32,26 @@ MOST_GRAPHS = 64
 
 
 class CompileCache:
-    """The directory of compiled code, locked for this process; `directory` may be a private one.
+    """The directory of compiled code, locked for this process; a private one where that cannot be used.
 
     A seal lists the sha256 of every file, and what else the code depends on: `machine`, and what inductor
     does not ask for itself. If either differs, everything is removed and compiled again.
     """
 
-    def __init__(self, directory: Path, machine: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, machine: Mapping[str, Any]) -> None:
         own = {"python": sys.version, "threads": torch.get_num_threads(), "cpu_flags": _cpu_flags()}
         self._made_by = {**machine, **own}
         self._sealed: dict[str, Any] = {}
-        self.directory = directory / "blocks"
+        self._holds = ExitStack()
+        self.directory = root / "blocks"
         try:
             make_dir(self.directory)
-            self._lock = Lock.acquire(directory / "blocks.lock", purpose="compiled code of a trainer")
+            lock = Lock.acquire(root / "blocks.lock", purpose="compiled code of a trainer")
+            self._holds.callback(lock.release)
             self._prove()
         except (LockHeld, OSError) as problem:  # StorageError is an OSError
-            self._private = TemporaryDirectory(prefix="stoker-compiled-")
-            self.directory = Path(self._private.name)
+            private = self._holds.enter_context(TemporaryDirectory(prefix="stoker-compiled-"))
+            self.directory = Path(private)
             print(f"trainer: blocks are compiled without a cache: {problem}", file=sys.stderr)
 
     def seal(self) -> None:
@@ -61,6 +64,10 @@ class CompileCache:
         except OSError as problem:  # also a directory that somebody deleted
             print(f"trainer: the next launch compiles again: {problem}", file=sys.stderr)
 
+    def close(self) -> None:
+        """Gives the directory free; a private one is removed."""
+        self._holds.close()
+
     @property
     def _seal(self) -> Path:
         return self.directory / "seal.json"
@@ -69,13 +76,13 @@ class CompileCache:
         for folder, _, _ in os.walk(self.directory):
             if not os.access(folder, os.W_OK):
                 raise StorageError(f"{folder} cannot be written")
-        try:
+        with suppress(FileNotFoundError, DataError, UnknownFormat):
             self._sealed = read_record(self._seal)
-            if self._sealed == self._body():
-                return
+        found = self._body()
+        if found == self._sealed:
+            return
+        if found["files"] or self._sealed:
             print(f"trainer: {self.directory} is not as it was sealed; compiling anew", file=sys.stderr)
-        except (FileNotFoundError, DataError, UnknownFormat):
-            pass
         remove_tree(self.directory)
         make_dir(self.directory)
 

@@ -149,6 +149,7 @@ class Training:
         self._seal_this_step()
         if self.cache is not None:
             self.cache.seal()  # sizes that came up later are in it, too
+            self.cache.close()
         return ending
 
     def change_numerics(self, **changes: Any) -> None:

@@ -1,0 +1,106 @@
+"""A launch with compiled blocks: the losses of one without, and the same bits whatever becomes of the cache."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.mounts import WHY_NOT, apart
+from support.trainer_run import Inbox, TrainerRun
+from support.waiting import LONG_S
+
+MODEL = {
+    **{"layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "ffn_width": 16},
+    **{"rope_theta": 10000.0, "norm_eps": 1e-5, "tie_embeddings": True},
+}
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (apt install g++)")
+
+
+def prepared(root: Path, cache: Path, compile_what: str = "blocks") -> TrainerRun:
+    root.mkdir()
+    settings = {"compile": compile_what, "cache": str(cache), "model": MODEL, "heldout": None}
+    run = TrainerRun(root, steps=3, overrides=settings)
+    run.plan(40)
+    return run
+
+
+def trained(root: Path, cache: Path, compile_what: str = "blocks") -> TrainerRun:
+    run = prepared(root, cache, compile_what)
+    temporary = root / "tmp"
+    temporary.mkdir()
+    assert run.start(environ={"TMPDIR": str(temporary)}).wait(LONG_S) == 0, run.errors.read_text()
+    assert list(temporary.iterdir()) == []  # nothing that the seal does not cover, nothing left behind
+    return run
+
+
+def tensors(run: TrainerRun) -> list[bytes]:
+    (last,) = run.checkpoints()
+    return [path.read_bytes() for path in sorted(last.glob("*.safetensors"))]
+
+
+def losses(run: TrainerRun) -> list[float]:
+    return [row["loss"] for row in run.rows()]
+
+
+def compiled(cache: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*.so")}
+
+
+def test_a_compiled_run_has_the_losses_of_an_eager_one_and_its_cache_gives_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
+    run = prepared(tmp_path / "new", cache)
+    inbox = Inbox(tmp_path / "socket")
+    assert inbox.until_end(run.start(socket_path=inbox.path)) == 0, run.errors.read_text()
+    phases = [words["PHASE"] for words in inbox.words]
+    assert phases.index("load") < phases.index("compile") < phases.index("train")
+    assert inbox.words[phases.index("compile")]["STEP"] == "0"
+    code = compiled(cache)
+    assert code
+
+    again = trained(tmp_path / "again", cache)
+    assert tensors(again) == tensors(run)
+    assert compiled(cache) == code  # nothing was compiled again
+
+    eager = trained(tmp_path / "eager", cache, "none")
+    assert losses(run) == pytest.approx(losses(eager), abs=1e-4)
+    assert tensors(eager) != tensors(run)
+
+
+def deleted(cache: Path) -> None:
+    shutil.rmtree(cache)
+
+
+def rotten_code(cache: Path) -> None:
+    for file in cache.rglob("*.so"):
+        file.write_bytes(b"\xa5" * 999)
+
+
+def rotten_graph(cache: Path) -> None:
+    for file in (cache / "blocks" / "inductor" / "fxgraph").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:-7] + b"\xa5" * 7)
+
+
+@pytest.mark.long  # test_training_compile proves that such a cache is never used
+def test_a_deleted_rotten_or_read_only_cache_costs_time_and_no_bit(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    bits = tensors(trained(tmp_path / "new", cache))
+    damages: tuple[Callable[[Path], None], ...] = (deleted, rotten_code, rotten_graph)
+    for damage in damages:
+        damage(cache)
+        assert tensors(trained(tmp_path / damage.__name__, cache)) == bits, damage.__name__
+
+    code = compiled(cache)
+    run = prepared(tmp_path / "read_only", cache)
+    with_mount = f'mount --bind {cache} {cache} && mount -o remount,ro,bind {cache} && exec "$@"'
+    below = apart(["sh", "-c", with_mount, "sh"])
+    if below is None:
+        pytest.skip(WHY_NOT)
+    assert run.start(below=below).wait(LONG_S) == 0, run.errors.read_text()
+    assert "compiled without a cache" in run.errors.read_text()
+    assert tensors(run) == bits and compiled(cache) == code
