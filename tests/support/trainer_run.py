@@ -83,7 +83,7 @@ class TrainerRun:
         below: Sequence[str] = (),
         **overrides: Any,
     ) -> subprocess.Popen[bytes]:
-        """Launch the trainer, as the child of a command `below`; its stderr is <root>/trainer-<launch>.err."""
+        """Launch the trainer, as a child of the command `below`; its stderr: <root>/trainer-<launch>.err."""
         self.launches += 1
         launch = f"launch-{self.launches}"
         write_record(self.layout.launch, self.record(launch) | self.overrides | overrides)
