@@ -23,7 +23,9 @@ from stoker.store.errors import DataError, LockHeld, StorageError, UnknownFormat
 from stoker.store.files import make_dir, remove_tree
 from stoker.store.record import read_record, write_record
 from stoker.training.device import Compute
+from stoker.training.failures import is_out_of_memory
 from stoker.training.launch import Launch
+from stoker.training.memory import windows_a_pass
 from stoker.training.model import Model
 from stoker.training.numerics import MACHINE, Numerics
 
@@ -120,17 +122,29 @@ def compile_blocks(
     dynamo.recompile_limit, dynamo.fail_on_recompile_limit_hit = MOST_GRAPHS, True
     for block in model.blocks:
         block.compile(dynamic=False)
+    try:
+        _warm_up(model, launch, numerics, compute, heldout)
+    except Exception as problem:
+        if not is_out_of_memory(problem):
+            raise  # else a step will find out, too, and halve the micro-batch
+    model.zero_grad(set_to_none=True)
+    cache.seal()
+    return cache
+
+
+def _warm_up(
+    model: Model, launch: Launch, numerics: Numerics, compute: Compute, heldout: Sequence[int] | None
+) -> None:
+    """Makes a pass of each size that training will meet; leaves gradients behind."""
     for windows in _sizes(launch.global_batch, numerics.micro_batch):
         with compute.autocast():
             loss = model.loss_sum(_any_windows(model, windows, launch.seq_len + 1))
         loss.backward()  # type: ignore[no-untyped-call]
-    model.zero_grad(set_to_none=True)
     if heldout is not None:
-        for windows in _sizes(heldout[0], numerics.micro_batch):
+        count, length = heldout
+        for windows in _sizes(count, windows_a_pass(numerics.micro_batch, launch.seq_len, length - 1)):
             with torch.inference_mode(), compute.autocast():
-                model.loss_by_window(_any_windows(model, windows, heldout[1]))
-    cache.seal()
-    return cache
+                model.loss_by_window(_any_windows(model, windows, length))
 
 
 def _sizes(windows: int, micro_batch: int) -> set[int]:

@@ -82,7 +82,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         )
     history = ancestry(timelines, launch.timeline)
     metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=progress.step)
-    return Training(
+    training = Training(
         launch,
         numerics,
         model,
@@ -96,6 +96,8 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         stop,
         sealer,
     )
+    training.compile()
+    return training
 
 
 def _optimizer(kernel: str, model: Model, settings: Mapping[str, Any]) -> Optimizer:

@@ -54,7 +54,6 @@ def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
         from stoker.training.load import load  # noqa: PLC0415 - torch takes seconds; see the first lines
 
         training = load(launch, protocol, stop, sealer)
-        training.compile()
         gc.freeze()  # what was loaded stays: no later collection has to look through it
         stop.at_once = False
         ending = training.run()
