@@ -37,7 +37,7 @@ class TrainScenario(Scenario):
     """A step of nanoGPT's loop (the scale) and of the trainer's, in turns, on three models; bfloat16 too."""
 
     name = "train"
-    repeats = 11
+    repeats = 21
 
     def prepare(self, directory: Path) -> None:
         self.loops: list[StokerLoop] = []
