@@ -21,6 +21,7 @@ LEARN = {
 }
 HELDOUT_WINDOWS = 128
 LARGE = {"model": MODEL, "steps": 100, "seq_len": 256, "global_batch": 256, "micro_batch": 16}
+MOST_STEPS = 40
 
 
 class TrainMuonScenario(Scenario):
@@ -65,7 +66,7 @@ class TrainMuonStepScenario(Scenario):
         self.loops = {}
         for name in OPTIMIZERS:
             workload = Workload({**LARGE, "optimizer": {"name": name}}, VOCAB)
-            run = PreparedRun(directory / name, workload, workload.made_up(256 * (self.repeats + 3)))
+            run = PreparedRun(directory / name, workload, workload.made_up(256 * MOST_STEPS))
             self.loops[name] = StokerLoop(run)
             self.loops[name].step()
 
