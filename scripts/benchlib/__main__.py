@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,6 @@ EXAMPLES = """examples:
 
 def main(argv: list[str]) -> int:
     """Measure; exit 0, 1 when a median is over its limit, 64 on an unknown scenario, 69 if one cannot run."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the trainer has it; torch reads it when loaded
     scenarios = find_scenarios()
     parser = argparse.ArgumentParser(
         prog="bench",
@@ -39,7 +37,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.list:
         for name, scenario in scenarios.items():
-            print(f"{name:12} {(scenario.__doc__ or '').splitlines()[0]}")
+            print(f"{name:15} {(scenario.__doc__ or '').splitlines()[0]}")
         return 0
     wanted = {
         name: [each for each in scenarios if f"{each}-".startswith(f"{name}-")] for name in options.scenario

@@ -136,6 +136,7 @@ def test_the_two_loops_of_the_bench_of_the_trainer_make_the_same_steps(
 ) -> None:
     import torch
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would count for later tests too
     from benchlib.train_loops import PlainLoop, StokerLoop, planned_batch
     from benchlib.train_run import PreparedRun, Workload
