@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from stoker.store.errors import NoMemory
-from stoker.training.device import Compute
+from stoker.checkpoints.handover import Sealer
+from stoker.store.errors import NoMemory, Transient
+from stoker.store.record import write_record
+from stoker.training import trial
+from stoker.training.device import Compute, check_card
 from stoker.training.evaluate import evaluate
+from stoker.training.launch import read_launch
+from stoker.training.load import load
 from stoker.training.memory import Pressure, while_it_fits, windows_a_pass
 from stoker.training.model import Model, initialize
 from stoker.training.optimizer import AdamW
+from stoker.training.protocol import Protocol, Stop
 from stoker.training.shape import Shape
 from stoker.training.step import Stepper
+from stoker.training.trial import fitting, pass_bytes
+from support.trainer_run import Inbox, TrainerRun
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
@@ -116,6 +128,124 @@ def test_an_evaluation_halves_for_itself_and_reads_every_window_once() -> None:
     assert found is not None and plain is not None
     assert found.loss == pytest.approx(plain.loss, rel=1e-6)
     assert found.stderr == pytest.approx(plain.stderr, rel=1e-6)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory so short that a pass of all 8 windows has to be tried."""
+    monkeypatch.setattr(trial, "spare_bytes", lambda: pass_bytes(SHAPE, 8 * 12))
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(("most", "found"), [(100, 8), (3, 2), (1, 1)])
+def test_a_trial_finds_the_largest_divisor_that_fits_and_leaves_no_trace(most: int, found: int) -> None:
+    model = hungry(most)
+    model.passes = 1  # all passes of the trial count
+    optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+
+    def state() -> list[torch.Tensor]:
+        tensors = [*model.parameters(), *optimizer.tensors().values(), torch.get_rng_state()]
+        return [tensor.detach().clone() for tensor in tensors]
+
+    before = state()
+    assert fitting(model, 8, global_batch=8, length=12, compute=CPU) == found
+    assert all(torch.equal(old, new) for old, new in zip(before, state(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("short")
+def test_a_trial_makes_the_second_pass_too_which_finds_gradients_there() -> None:
+    assert fitting(hungry(most=2), 4, global_batch=8, length=12, compute=CPU) == 2  # the first pass fits
+
+
+@pytest.mark.usefixtures("short")
+def test_a_model_of_which_no_window_fits_has_no_memory() -> None:
+    model = hungry(most=0)
+    model.passes = 1
+    with pytest.raises(NoMemory, match="12 tokens"):
+        fitting(model, 8, global_batch=8, length=12, compute=CPU)
+
+
+def test_a_cpu_tries_nothing_where_memory_is_plenty_and_nothing_that_is_plainly_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for spare, passes, found in ((1 << 40, 0, 8), (pass_bytes(SHAPE, 4 * 12), 2, 4), (0, 2, 1)):
+        monkeypatch.setattr(trial, "spare_bytes", lambda spare=spare: spare)
+        model = hungry(most=100)
+        assert fitting(model, 8, global_batch=8, length=12, compute=CPU) == found
+        assert model.passes == passes
+
+
+def test_memory_to_spare_is_bounded_by_the_processs_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = trial.spare_bytes()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (used + (64 << 20), resource.RLIM_INFINITY))
+    assert 0 <= trial.spare_bytes() <= 64 << 20 < unlimited
+
+
+def test_a_run_of_a_gpu_never_goes_on_without_one() -> None:
+    with pytest.raises(Transient, match=r"trains on H100.*(compiled with CUDA|NVIDIA)") as refused:
+        check_card({"device": "cuda", "card": "H100"}, CPU.device)
+    assert refused.value.exit_code == 75
+    for kept in ({"device": "cpu"}, {}):
+        check_card(kept, CPU.device)
+    check_card({"device": "cuda"}, torch.device("cuda"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TrainerRun:
+    run = TrainerRun(tmp_path, steps=4)
+    run.plan(40)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("settings", "tries", "micro_batch"),
+    [({}, [8], 1), ({"micro_batch": 4}, [], 4), ({"numerics": {"micro_batch": 2}}, [], 2)],
+)
+def test_only_a_run_without_a_micro_batch_tries_one(
+    run: TrainerRun,
+    settings: dict[str, object],
+    tries: list[int],
+    micro_batch: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr("stoker.training.load.fitting", lambda model, most, **shape: tried.append(most) or 1)
+    write_record(run.layout.launch, run.record("launch-1") | settings)
+    with sealer_of(run) as sealer:
+        training = load(read_launch(environ(run)), Protocol("", "launch-1"), Stop(), sealer)
+    assert (tried, training.numerics.micro_batch) == (tries, micro_batch)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_bits_end_after_the_last_step_of_the_wider_passes(run: TrainerRun, late: bool) -> None:
+    write_record(run.layout.launch, run.record("launch-1") | {"deterministic": False})
+    inbox = Inbox(run.root / "socket")
+    with sealer_of(run) as sealer:
+        training = load(read_launch(environ(run)), Protocol(str(inbox.path), "launch-1"), Stop(), sealer)
+        training.looks_late = late
+        training.model.embedding.register_forward_pre_hook(
+            lambda _, ids: too_much() if training.optimizer.steps == 2 and len(ids[0]) > 2 else None
+        )
+        assert training.run() == "steps"
+    told = [word for word in inbox.read() if "NUMERICS" in word]
+    inbox.close()
+    assert [(word["STEP"], word["MICRO_BATCH"]) for word in told] == [("0", "8"), ("2", "4"), ("2", "2")]
+    assert [row["step"] for row in run.rows() if "loss" in row] == [1, 2, 3, 4]
+    (checkpoint,) = run.checkpoints()
+    assert json.loads((checkpoint / "checkpoint.json").read_bytes())["micro_batch"] == 2
+
+
+@contextmanager
+def sealer_of(run: TrainerRun) -> Iterator[Sealer]:
+    sealer = Sealer(run.layout.checkpoints, "launch-1")
+    yield sealer
+    sealer.end()
+
+
+def environ(run: TrainerRun) -> dict[str, str]:
+    return {"STOKER_RUN_DIR": str(run.layout.root)}
 
 
 def test_windows_of_another_length_make_passes_of_at_most_as_many_tokens() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.training.device import Compute, choose_micro_batch
+from stoker.training.device import Compute, most_windows
 from stoker.training.model import Model, initialize
 from stoker.training.muon import Muon
 from stoker.training.optimizer import AdamW, Optimizer
@@ -194,11 +194,11 @@ def test_a_loss_that_is_not_finite_is_no_finite_result() -> None:
     assert math.isnan(result.loss) and not result.is_finite
 
 
-def test_a_micro_batch_is_chosen_by_the_size_of_its_logits_and_divides_the_batch() -> None:
-    chosen = choose_micro_batch(global_batch=16, seq_len=256, vocab_size=4096, device="cpu")
-    assert chosen == 4
-    assert choose_micro_batch(global_batch=15, seq_len=256, vocab_size=4096, device="cpu") == 3
-    assert choose_micro_batch(global_batch=8, seq_len=4096, vocab_size=128_000, device="cpu") == 1
+def test_a_cpus_passes_have_a_bounded_number_of_tokens_and_divide_the_batch() -> None:
+    assert most_windows(global_batch=16, seq_len=256, device="cpu") == 8
+    assert most_windows(global_batch=15, seq_len=256, device="cpu") == 5
+    assert most_windows(global_batch=8, seq_len=4096, device="cpu") == 1
+    assert most_windows(global_batch=24, seq_len=4096, device="cuda") == 24
 
 
 @pytest.mark.gpu

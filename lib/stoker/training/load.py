@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from stoker.training.optimizer import AdamW, Optimizer
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.shape import Shape
 from stoker.training.state import Progress
+from stoker.training.trial import fitting
 
 
 def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Training:
@@ -35,6 +37,8 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     for a checkpoint of another configuration, DataError for a wrong plan or wrong data.
     """
     place = device.set_up(deterministic=launch.deterministic, threads=launch.threads, seed=launch.seed)
+    if not launch.is_replay:
+        device.check_card(launch.numerics or {}, place)
     numerics = resolve(launch, place)
     compute = Compute(place, bf16=numerics.precision == "bfloat16")
     torch.backends.cuda.matmul.allow_tf32 = numerics.tf32
@@ -71,6 +75,15 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     progress = Progress()
     if launch.resume_from is not None and body is not None:
         progress = state.restore(launch.resume_from, body, model, optimizer)
+    if launch.micro_batch is None and "micro_batch" not in (launch.numerics or {}):
+        fits = fitting(
+            model,
+            numerics.micro_batch,
+            global_batch=launch.global_batch,
+            length=launch.seq_len,
+            compute=compute,
+        )
+        numerics = replace(numerics, micro_batch=fits)
     heldout = None
     if launch.heldout is not None:
         heldout = open_heldout(

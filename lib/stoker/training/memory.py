@@ -77,6 +77,11 @@ class Pressure:
             return 0
         return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
 
+    @property
+    def has_retried(self) -> bool:
+        """Whether it had to since this watch began, or since `is_too_high` was asked."""
+        return self.retries > self._retries
+
     def is_too_high(self) -> bool:
         """Returns, asked once after each step, whether the last three had to try again."""
         before, self._retries = self._retries, self.retries

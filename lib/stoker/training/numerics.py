@@ -16,7 +16,7 @@ import torch
 from stoker.store.errors import ConfigError
 from stoker.store.files import canonical_json
 from stoker.supervise.run.numerics_record import ASKED, differences
-from stoker.training.device import choose_micro_batch, compiler, lacks_to_compile
+from stoker.training.device import compiler, lacks_to_compile, most_windows
 from stoker.training.launch import Launch
 
 # Tokens at once, for a new run. On a CPU 256 to 1024 are alike to 4 % (4,096 to 50,257 ids, width 192 and
@@ -99,11 +99,8 @@ def resolve(launch: Launch, device: torch.device) -> Numerics:
     by_device = CUDA_LOSS_CHUNK if device.type == "cuda" else CPU_LOSS_CHUNK
     chosen["loss_chunk"] = kept["loss_chunk"] if is_its_own else by_device
     if chosen["micro_batch"] is None:
-        chosen["micro_batch"] = choose_micro_batch(
-            global_batch=launch.global_batch,
-            seq_len=launch.seq_len,
-            vocab_size=launch.vocab_size,
-            device=device.type,
+        chosen["micro_batch"] = most_windows(
+            global_batch=launch.global_batch, seq_len=launch.seq_len, device=device.type
         )
     numerics = Numerics(**chosen, **machine(device, chosen["compile"]))
     if launch.is_replay and (changes := differences(kept, numerics.body())):
