@@ -42,7 +42,7 @@ def test_a_steps_operations_are_palms_over_windows_of_each_length() -> None:
     expected = 2 * 10 * (6 * matrices + 12 * LAYERS * WIDTH * 10) + 3 * 6 * (
         6 * matrices + 12 * LAYERS * WIDTH * 6
     )
-    assert step_flops(one, [(2, 10), (3, 6)]) == expected
+    assert step_flops(matrices, one.shape, [(2, 10), (3, 6)]) == expected
 
 
 def test_only_the_exact_name_of_a_card_has_a_peak() -> None:
@@ -65,7 +65,7 @@ def test_the_figures_of_a_step_leave_out_what_is_not_known() -> None:
 
 def test_mfu_is_the_steps_operations_of_the_cards_peak() -> None:
     one, windows = model(), torch.zeros((4, 17), dtype=torch.long)
-    seconds = step_flops(one, [(4, 16)]) / (0.4 * 312e12)
+    seconds = step_flops(matmul_parameters(one), one.shape, [(4, 16)]) / (0.4 * 312e12)
     told = Figures(one, CPU, "NVIDIA A100-SXM4-80GB").of_step(
         [windows], seconds=seconds, waited_s=0.0, micro_batch=1
     )

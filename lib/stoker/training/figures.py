@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.training.flops import peak_flops, step_flops
+from stoker.training.flops import matmul_parameters, peak_flops, step_flops
 from stoker.training.model import Model
 
 
@@ -19,7 +19,8 @@ class Figures:
     """Measures the steps and saves of one launch."""
 
     def __init__(self, model: Model, device: torch.device, card: str | None) -> None:
-        self._model, self._device = model, device
+        self._shape, self._device = model.shape, device
+        self._matrices = matmul_parameters(model)
         self._peak = peak_flops(card)
         self._save_stall_s: float | None = None
 
@@ -34,7 +35,8 @@ class Figures:
         seconds = max(1e-9, seconds)
         figures = {
             "tokens_per_s": round(sum(windows * seq_len for windows, seq_len in sizes) / seconds, 1),
-            "mfu": self._peak and round(step_flops(self._model, sizes) / seconds / self._peak, 4),
+            "mfu": self._peak
+            and round(step_flops(self._matrices, self._shape, sizes) / seconds / self._peak, 4),
             "data_wait_s": round(waited_s, 6),
             "save_stall_s": self._save_stall_s,
             "memory_bytes": peak_memory_bytes(self._device),

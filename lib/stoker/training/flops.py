@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.training.model import Model
+from stoker.training.shape import Shape
 
 # Dense bf16 tensor operations with float32 sums, in TFLOP/s, by the name that the driver tells. NVIDIA's data
 # sheets and architecture white papers; where those tell the rate with sparsity alone, half of that. The rates
@@ -49,10 +50,10 @@ def flops_per_token(matrices: int, *, layers: int, width: int, seq_len: int) -> 
     return 6 * matrices + 12 * layers * width * seq_len
 
 
-def step_flops(model: Model, sizes: Iterable[tuple[int, int]]) -> int:
+def step_flops(matrices: int, shape: Shape, sizes: Iterable[tuple[int, int]]) -> int:
     """Returns the operations of a step over groups of windows, each (windows, seq_len)."""
-    matrices, shape = matmul_parameters(model), model.shape
+    layers, width = shape.layers, shape.width
     return sum(
-        windows * seq_len * flops_per_token(matrices, layers=shape.layers, width=shape.width, seq_len=seq_len)
+        windows * seq_len * flops_per_token(matrices, layers=layers, width=width, seq_len=seq_len)
         for windows, seq_len in sizes
     )

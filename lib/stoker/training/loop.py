@@ -124,7 +124,7 @@ class Training:
         if self.launch.until is not None and self.launch.until < last:
             last, ending = self.launch.until, "until"
         while self._last_begun < last:
-            if standstill(self.metrics.evaluations).ends(self.launch.patience):
+            if self.launch.patience and standstill(self.metrics.evaluations).ends(self.launch.patience):
                 ending = "early_stop"
                 break
             started = time.monotonic()
