@@ -11,6 +11,7 @@ import torch
 
 from stoker.store.errors import NoMemory
 from stoker.training.failures import is_out_of_memory
+from stoker.training.figures import allocation_retries
 
 RETRIED_STEPS = 3  # in a row: memory is so short that each step waits for the driver
 
@@ -73,9 +74,7 @@ class Pressure:
     @property
     def retries(self) -> int:
         """All of this process; 0 on a CPU."""
-        if self._device.type != "cuda":
-            return 0
-        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
+        return allocation_retries(self._device)
 
     @property
     def has_retried(self) -> bool:
