@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,14 +200,63 @@ def long_waits(run: TrainPipeline) -> list[dict[str, Any]]:
     return [event for event in run.events("data_wait") if event["waiting_for"] == "late.parquet"]
 
 
-def test_launches_that_get_nowhere_end_the_run_as_failed(finished: TrainPipeline, tmp_path: Path) -> None:
-    run = copy_of(finished, tmp_path / "broken", train__steps=80, supervise__no_progress_launches=2)
+def launches(run: TrainPipeline) -> int:
+    return len(run.events("trainer_launched"))
+
+
+def test_launches_that_get_nowhere_halt_the_run_until_its_file_changes_or_somebody_resumes_it(
+    finished: TrainPipeline, tmp_path: Path
+) -> None:
+    changes = {"train__steps": 80, "metrics__ports": {"download": 0, "shard": 0, "train": 0}}
+    run = copy_of(finished, tmp_path / "broken", supervise__no_progress_launches=2, **changes)
+    whole, before = run.run.heldout.read_bytes(), launches(run)
     run.run.heldout.write_bytes(b"not what run.json says")
     ended = run.once()
-    assert ended.returncode == 65, ended.stderr
-    assert (run.record()["state"], run.record()["fruitless"]) == ("failed", 2)
+    assert ended.returncode == 70, ended.stderr
+    record = run.record()
+    assert (record["state"], record["fruitless"], record["halted"]["class"]) == ("halted", 2, "bad_data")
     assert "heldout" in run.events("trainer_exited")[-1]["message"]
-    assert run.events("run_failed")[-1]["level"] == "error"
+    assert run.events("run_halted")[-1]["level"] == "error"
+    assert run.once().returncode == 70 and launches(run) == before + 2, "a restart mends nothing"
+    run = copy_of(finished, tmp_path / "broken", supervise__no_progress_launches=1, **changes)
+    assert run.once().returncode == 70 and launches(run) == before + 3, "a changed file may"
+    daemon = run.start()
+    try:
+        text = wait_until(lambda: told(run, "  halted "), what="the status")
+        assert "stoker resume FILE" in text and "brought no new proven checkpoint" in text
+        assert run.metrics()["stoker_train_halted",] == 1.0
+        run.run.heldout.write_bytes(whole)
+        assert exit_code(["resume", str(run.data.file)]) == 0
+        wait_until(lambda: run.record()["state"] == "finished", what="the end of the run")
+        assert run.metrics()["stoker_train_halted",] == 0.0
+    finally:
+        assert daemon.stop() == 0
+    assert [event["message"] for event in run.events("run_resumed")] == [
+        "the pipeline file has changed",
+        f"asked for by uid {os.getuid()}",
+    ]
+
+
+def test_a_paused_run_seals_and_stays_paused_over_restarts(shard_sets: Path, tmp_path: Path) -> None:
+    only_at_the_end = {"every": None, "every_steps": 5000}
+    run = make_training(shard_sets, tmp_path / "paused", train__steps=5000, train__checkpoint=only_at_the_end)
+    daemon = run.start()
+    try:
+        run.wait_for_step(5)
+        assert exit_code(["pause", str(run.data.file)]) == 0
+        assert "stoker resume goes on" in wait_until(lambda: told(run, "paused by uid"), what="the status")
+        assert run.checkpoints() == [f"step-{run.last_step():09d}"]
+        assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
+    finally:
+        assert daemon.stop() == 0
+    assert run.once().returncode == 75 and launches(run) == 1
+    assert exit_code(["resume", str(run.data.file)]) == 0  # filed: nobody is there
+    daemon = run.start()
+    try:
+        run.wait_for_step(run.last_step() + 1)
+    finally:
+        assert daemon.stop() == 0
+    assert (run.record()["state"], launches(run)) == ("running", 2)
 
 
 def test_a_damaged_run_record_is_restored_from_the_newest_checkpoint(

@@ -43,6 +43,14 @@ CASES = (
         by=OWN,
     ),
     Case(
+        "StokerRunHalted",
+        5,
+        "The run of p is halted at step 120.",
+        {"train:stoker_train_step": "120x9", "train:stoker_train_halted": "1x9"},
+        ({"train:stoker_train_halted": "0x9"},),
+        by=OWN,
+    ),
+    Case(
         "StokerCrashLoop",
         10,
         "The trainer of p ended 10 times within an hour.",

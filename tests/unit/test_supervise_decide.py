@@ -187,16 +187,16 @@ DELAY = do.Pause(10.0, "the trainer ended (killed by SIGKILL); starting")
         (ended(failures=2), {"step": 30, "fruitless": 2, "best_step": 40},
          (do.AnswerEnd(2, 40, False), replace(DELAY, seconds=40.0))),
         (ended(), {"step": 34, "fruitless": 3, "best_step": 30}, (do.AnswerEnd(0, 35, True), DELAY)),
-        (ended(), {"step": 30, "fruitless": 3, "best_step": 40},
-         (do.AnswerEnd(3, 40, False), do.End(70, "given up"))),
+        (ended(), {"step": 30, "fruitless": 2, "best_step": 30},  # steps without a checkpoint lead nowhere
+         (do.AnswerEnd(2, 35, False), DELAY)),
+        (ended(), {"step": 30, "fruitless": 2, "best_step": 40, "held": "paused"},
+         (do.AnswerEnd(2, 40, False), do.Enter(Phase.WAITING))),
         (ended(), {"step": 30, "fruitless": 3, "best_step": 40, "over": "steps"},
          (do.AnswerEnd(3, 40, False), do.Enter(Phase.WAITING))),
         (ended(SAVED, until=34), {"step": 34, "best_step": 30},
          (do.AnswerEnd(0, 35, True), do.Enter(Phase.WAITING))),
         (ended(FULL), {"step": 30, "fruitless": 3, "best_step": 40},
          (do.AnswerEnd(2, 40, False), replace(DELAY, doing="the trainer ended (full); starting"))),
-        (ended(BAD), {"step": 30, "fruitless": 3, "best_step": 40},
-         (do.AnswerEnd(3, 40, False), do.End(65, "given up"))),
         (ended(WRONG), {"step": 34, "best_step": 30},
          (do.AnswerEnd(0, 35, True), do.End(78, "the trainer refuses"))),
         (ended(BAD), {"step": 34, "best_step": 30},
@@ -213,6 +213,29 @@ def test_a_launchs_end_is_answered_once_the_newest_checkpoint_is_known(
     else:
         assert actions[-1] == expected[-1]
     assert actions[0] == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("exit_", "remedy"), [(SOURCE, "read the trainer's last lines"), (BAD, "mend or give up")]
+)
+def test_launches_without_a_new_proven_checkpoint_halt_the_run(exit_: Exit, remedy: str) -> None:
+    halt, answer, after = decided(ended(exit_), Seen(step=30, fruitless=3, best_step=30))
+    assert isinstance(halt, do.Halt) and (halt.kind, remedy in halt.remedy) == (exit_.kind, True)
+    assert halt.reason.startswith("3 launches in a row brought no new proven checkpoint; the last one: ")
+    assert (answer, after) == (
+        do.AnswerEnd(3, 35, False, doubts_data=exit_.doubts_data),
+        do.Enter(Phase.WAITING),
+    )
+
+
+def test_a_halted_run_waits_for_an_operator_and_a_paused_one_too() -> None:
+    run, seen = begun(Phase.HALTED), Seen(held="halted: why", is_halted=True)
+    assert decided(run, seen) == (do.Wait("halted: why"),)
+    assert decided(run, replace(seen, is_once=True)) == (do.End(70),)
+    assert decided(run, replace(seen, is_once=True, is_halted=False)) == (do.End(75),)
+    assert decided(run, replace(seen, held="")) == (do.Enter(Phase.CLEANING),)
+    assert decided(replace(run, rollbacks=("r",)), seen) == (do.Enter(Phase.CLEANING),)
+    assert decided(begun(Phase.TRAINING, trainer=trainer()), seen) == (do.StopTrainer(),)
 
 
 def test_a_delay_is_waited_for_unless_a_stop_or_a_rollback_is_asked() -> None:
@@ -235,6 +258,10 @@ def waiting(**changes: Any) -> RunState:
         (waiting(), {"gate": Gate("closed", "proving shard sets")}, do.Wait("proving shard sets")),
         (waiting(), {"gate": Gate("hopeless", "a set is lost")}, do.End(65, "a set is lost")),
         (waiting(keep_at=NOW), {"over": "steps"}, do.Finish("steps")),
+        (waiting(keep_at=NOW), {"over": "steps", "held": "paused"}, do.Finish("steps")),
+        (waiting(keep_at=NOW), {"held": "paused"}, do.Enter(Phase.HALTED)),
+        (waiting(), {"fruitless": 2}, do.LaunchTrainer()),
+        (waiting(), {"fruitless": 3, "over": "data_exhausted"}, do.Finish("data_exhausted")),
         (waiting(keep_at=NOW), {"over": "data_exhausted"}, do.KeepBooks()),  # more epochs may be allowed now
         (waiting(), {"over": "data_exhausted", "gate": Gate("closed", "x")}, do.Finish("data_exhausted")),
         (waiting(rollbacks=("r",)), {}, do.Enter(Phase.CLEANING)),

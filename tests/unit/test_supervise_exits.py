@@ -100,11 +100,6 @@ def test_the_detail_names_the_signal_the_evidence_and_the_last_words() -> None:
     assert "step 40 of 80" in judged(0, None, KEPT).detail
 
 
-@pytest.mark.parametrize(("code", "gives_up_with"), [(65, 65), (71, 71), (74, 70), (76, 76), (78, 78)])
-def test_a_supervisor_that_gives_up_ends_with_the_code_of_the_kind(code: int, gives_up_with: int) -> None:
-    assert judged(code, None).gives_up_with == gives_up_with
-
-
 @pytest.mark.parametrize(
     ("code", "signum", "words", "doubts"),
     [

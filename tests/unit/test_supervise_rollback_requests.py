@@ -36,7 +36,7 @@ class Case:
         self.bad: set[str] = set()
         self.words: list[str] = []
         self.back: list[int] = []
-        store = SimpleNamespace(record=object(), rolled_back=self.back.append)
+        store = SimpleNamespace(record=object(), rolled_back=self.back.append, is_file_changed=False)
         accounts = SimpleNamespace(
             timelines=lambda: read_timelines(self.files.timelines),
             history=lambda: ancestry(read_timelines(self.files.timelines)),

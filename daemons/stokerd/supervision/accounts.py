@@ -31,7 +31,7 @@ from stoker.supervise.run.launch_record import last_begun, read_launches
 from stoker.supervise.run.origin import Origin
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, finished_at, last_step, mark
-from stoker.supervise.run.record import Heldout, RunRecord, configured, pinned
+from stoker.supervise.run.record import Heldout, RunRecord, configured, file_digest, pinned
 
 # The supervisor asks for the sets of an entry this long before the trainer needs them. A shared disk of
 # 40 MB/s brings back a dozen sets of a gigabyte each in five minutes; twice that leaves time to retry.
@@ -207,11 +207,8 @@ class RunStore:
         self.record: RunRecord | None = None
         body = read_or_set_aside(self.path, pipeline.layout.quarantine)
         if body is not None:
-            record = run_record.parse_record(body, self.path)
-            self._refuse_changes(record.identity, configured(pipeline))
-            # A start grants one more launch: the operator may have mended the cause.
-            most = pipeline.supervise.no_progress_launches - 1
-            self.record = replace(record, fruitless=min(record.fruitless, most))
+            self.record = run_record.parse_record(body, self.path)
+            self._refuse_changes(self.record.identity, configured(pipeline))
 
     @property
     def begun(self) -> RunRecord:
@@ -265,7 +262,28 @@ class RunStore:
 
     def rolled_back(self, step: int) -> None:
         """Makes the run continue from an earlier step, also where it had finished or failed."""
-        self.change(state="waiting", finished=None, reason=None, fruitless=0, best_step=step)
+        self.change(state="waiting", finished=None, reason=None, halted=None, fruitless=0, best_step=step)
+
+    def halt(self, reason: str, kind: str, remedy: str) -> None:
+        """Ends launches until `resume`, also over restarts."""
+        about: dict[str, Any] = {"reason": reason, "class": kind, "remedy": remedy, "since": utc_now()}
+        about |= {"launches": self.begun.launches, "file": file_digest(self.pipeline)}
+        self.change(state="halted", halted=about)
+
+    def pause(self, by: str) -> None:
+        """Ends launches until `resume`, because an operator asks for it."""
+        state = "paused" if self.begun.halted is None else "halted"
+        self.change(state=state, paused={"since": utc_now(), "by": by})
+
+    def resume(self) -> None:
+        """Allows launches again; none of those before counts as fruitless."""
+        self.change(state="waiting", halted=None, paused=None, fruitless=0)
+
+    @property
+    def is_file_changed(self) -> bool:
+        """Whether the pipeline file says something else than when the run was halted."""
+        halted = self.record.halted if self.record is not None else None
+        return halted is not None and halted["file"] != file_digest(self.pipeline)
 
     def change(self, **changes: Any) -> None:
         self._write(replace(self.begun, **changes))

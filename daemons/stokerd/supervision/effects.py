@@ -54,6 +54,7 @@ class Effects:
             do.Suspect: self.trainer.suspect,
             do.StopTrainer: self.trainer.stop,
             do.EndLaunch: self.trainer.ended,
+            do.Halt: self._halt,
             do.Finish: self._finish,
             do.Rest: self._rest,
             do.End: self._end,
@@ -74,7 +75,7 @@ class Effects:
     def _enter(self, phase: Phase) -> None:
         """Changes the phase; no other function does."""
         self.run.state = self.run.state.entered(phase, time.monotonic())
-        if phase in (Phase.CLEANING, Phase.FINISHED):
+        if phase in (Phase.CLEANING, Phase.HALTED, Phase.FINISHED):
             self._release_lock()
         if phase is Phase.CLEANING:
             job = self.workers.jobs.get(MIRROR)
@@ -115,10 +116,16 @@ class Effects:
             signal_process(process, getattr(signal, f"SIG{action.signal}"))
         self.run.change(is_reported=True, is_term_sent=state.is_term_sent or bool(action.signal))
 
+    def _halt(self, action: do.Halt) -> None:
+        run = self.run
+        run.store.halt(action.reason, action.kind, action.remedy)
+        words = {"class": action.kind, "remedy": action.remedy, "step": run.at.step}
+        run.events.record("run_halted", "error", message=action.reason, **words)
+
     def _finish(self, action: do.Finish) -> None:
         run, record, why = self.run, self.run.store.record, action.why
         if record is not None and (record.state, record.finished) != ("finished", why):
-            run.store.change(state="finished", finished=why, reason=None, fruitless=0)
+            run.store.change(state="finished", finished=why, reason=None, halted=None, fruitless=0)
             if why == "early_stop":
                 found = run.accounts.standstill(run.at)
                 run.events.record("stopped_early", step=run.at.step, **vars(found))

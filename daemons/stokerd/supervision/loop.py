@@ -122,6 +122,8 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         jobs=jobs,
         fruitless=record.fruitless if record else 0,
         best_step=record.best_step if record else 0,
+        held=record.held if record else "",
+        is_halted=record is not None and record.halted is not None,
         newest=run.at.path.name,
         step=run.at.step,
         end=end,

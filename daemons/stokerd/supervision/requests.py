@@ -38,7 +38,10 @@ class Requests:
     def __init__(self, run: Run) -> None:
         self.run, self.events = run, run.events
         self.box = RequestBox(run.pipeline.layout, TRAIN_SUPERVISOR, run.events)
-        self.handlers = {**dict.fromkeys(ROLLBACKS, self._consider), DROP: self._drop}
+        self.handlers = {
+            **dict.fromkeys(ROLLBACKS, self._consider),
+            **{"pause": self._pause, "resume": self._resume, DROP: self._drop},
+        }
         self.alerts = Alerts(run.events, COMPLAINT_S)
         self._look_at = 0.0
 
@@ -54,8 +57,13 @@ class Requests:
             self.alerts.raise_("storage_trouble", message=str(problem))
 
     def take_up(self) -> None:
-        """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile."""
+        """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile.
+
+        A halted run whose file has changed goes on.
+        """
         run = self.run
+        if run.store.is_file_changed:
+            self._go_on("the pipeline file has changed")
         if restored := rollback.restore_lost(run.layout):
             self.events.record("timelines_restored", "warning", forks=restored, source="checkpoints")
         timelines = run.accounts.timelines()
@@ -200,6 +208,31 @@ class Requests:
         if moved.names or moved.dropped:
             words = {"names": list(moved.names), "dropped": list(moved.dropped)}
             self.events.record("checkpoints_abandoned", "warning", timeline=fork.parent, **words)
+
+    def _pause(self, request: Request) -> Mapping[str, Any]:
+        """Has the trainer seal a checkpoint and end, and none launched until the run is resumed."""
+        run, record = self.run, self.run.store.record
+        if record is None or record.state in ("finished", "failed"):
+            return {"refused": f"the run {'is ' + record.state if record else 'has not begun'}"}
+        if record.paused is None:
+            run.store.pause(request.by)
+            self.events.record("run_paused", "warning", by=request.by, step=run.at.step)
+        return {"paused": True, "trains": run.state.live is not None}
+
+    def _resume(self, request: Request) -> Mapping[str, Any]:
+        record = self.run.store.record
+        if record is None or not record.held:
+            return {"resumed": False}
+        self._go_on(f"asked for by {request.by}")
+        return {"resumed": True}
+
+    def _go_on(self, why: str) -> None:
+        """Allows launches again."""
+        run = self.run
+        was = run.store.begun.held
+        run.store.resume()
+        run.change(failures=0, retry_at=0.0)
+        self.events.record("run_resumed", message=why, was=was)
 
     def _drop(self, request: Request) -> Mapping[str, Any]:
         """Removes a quarantined checkpoint with its reason; a missing one counts as removed."""

@@ -61,6 +61,7 @@ FIGURES = (
     Figure("train_memory_bytes", "Peak device memory of the last step; RSS peak on a CPU.", "memory_bytes"),
     Figure("train_allocation_retries_total", "Allocations tried again.", "figures.alloc_retries"),
     Figure("train_micro_batch", "Windows of a forward pass.", "micro_batch"),
+    Figure("train_halted", "1 while the run is halted.", "figures.halted"),
     Figure("train_state", "1 for the state the run is in.", "figures.state.*", STATE),
     Figure("train_phase", "1 for what the supervisor does.", "figures.phase.*", PHASE),
     Figure("train_timeline", "The run's timeline.", "timeline"),
@@ -80,7 +81,7 @@ FIGURES = (
     Figure("config_hang_limit_seconds", "When a trainer without a step is ended.", "figures.config.hang_s"),
     Figure("config_stop_time_seconds", "How long a trainer may take to save.", "figures.config.stop_s"),
     Figure("config_hold_seconds", "How long the plan waits for a file.", "figures.config.hold_s"),
-    Figure("config_no_progress_launches", "Fruitless launches that end the run.", "figures.config.launches"),
+    Figure("config_no_progress_launches", "Fruitless launches that halt the run.", "figures.config.launches"),
     *GPU_FIGURES,
     *process_figures(TRAIN_SUPERVISOR),
 )
@@ -100,7 +101,8 @@ class Status:
     def show(self, mirror_job: Job | None) -> None:
         """Writes status, metrics and heartbeat; measures a wait for data."""
         run, state, live, now = self._run, self._run.state, self._run.state.live, time.monotonic()
-        is_stopping = run.context.stopping or bool(state.rollbacks)
+        is_held = run.store.record is not None and bool(run.store.record.held)
+        is_stopping = run.context.stopping or is_held or bool(state.rollbacks)
         is_ending = live is not None and (live.stop_asked_at is not None or is_stopping)
         waits, doing = state.phase is Phase.WAITING, state.doing
         if is_ending:
@@ -148,6 +150,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "state": {state: shown["run_state"] == state for state in STATE["state"]},
         "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
+        "halted": shown["halted"] is not None,
         "fruitless": _fruitless(run),
         "proven_step": run.newest.step if run.newest else None,
         "sealed_at": run.newest.sealed_at if run.newest else None,
@@ -173,7 +176,7 @@ def _fruitless(run: Run) -> int:
         return 0
     if live is None:
         return record.fruitless
-    if has_progressed(live, run.newest.step if run.newest else 0, record.best_step):
+    if has_progressed(live, run.at.step):
         return 0
     return max(0, record.fruitless - 1)  # the record counts the one that runs, which may still progress
 
@@ -228,6 +231,8 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "at_rest": run.state.is_at_rest,
         "finished": record.finished if record else None,
         "reason": record.reason if record else None,
+        "halted": record.halted if record else None,
+        "paused": record.paused if record else None,
         "doing": f"{doing}, since {wait.since}" if wait.what else doing,
         "waiting_for": wait.what or None,
         "waiting_since": wait.since or None,

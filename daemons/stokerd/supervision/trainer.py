@@ -227,7 +227,7 @@ class TrainerControl:
         run.events.record("trainer_exited", level, message=exit_.detail, **words | {"step": trainer.step})
         doing = f"the trainer ended: {exit_.detail}"
         if action.is_forgiven:
-            with contextlib.suppress(StorageError):  # the next start grants one more launch anyway
+            with contextlib.suppress(StorageError):  # one launch more counts as fruitless
                 run.store.change(fruitless=max(0, run.store.begun.fruitless - 1))
             doing = f"stopped at step {trainer.step}: {exit_.detail}"
         run.change(exit=exit_, doing=doing)

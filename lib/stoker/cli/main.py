@@ -26,6 +26,8 @@ COMMANDS = {
     "audit": ("stoker.cli.runs.audit", "audit", "Recount every document, token and step from the disk."),
     "rollback": ("stoker.cli.runs.rollback", "rollback", "Take the run back to a checkpoint."),
     "skip-set": ("stoker.cli.runs.rollback", "skip_set", "Give up a shard set that cannot be restored."),
+    "pause": ("stoker.cli.runs.hold", "pause", "Stop training until it is resumed."),
+    "resume": ("stoker.cli.runs.hold", "resume", "Go on with a run that is paused or halted."),
     "replay": ("stoker.cli.runs.replay", "replay", "Train a recorded run again and compare it bit by bit."),
     "quarantine": ("stoker.cli.data.quarantine", "quarantine", "List, release or drop quarantined files."),
     "verify": ("stoker.cli.data.verify", "verify", "Prove shard sets, parquet, checkpoints or downloads."),

@@ -80,8 +80,11 @@ SENTENCES = {
     "rolled_back": "rolled back to step {to}[: {reason}]",
     "run_failed": "the run failed: {message}",
     "run_finished": "the run is finished[ at step {step}]: {message}",
+    "run_halted": "the run is halted: {message}; {remedy}",
+    "run_paused": "the run is paused[ by {by}]",
     "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
     "[, {eta_s} left]",
+    "run_resumed": "the run goes on: {message}",
     "shard_set_damaged": "shard set of {path} is damaged: {reason}; {message}",
     "shard_set_evicted": "{path} left the fast disk, {bytes}",
     "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",

@@ -189,6 +189,15 @@ class EndLaunch(Action):
 
 
 @dataclass(frozen=True)
+class Halt(Action):
+    """Make no more launches until an operator resumes the run or changes its file."""
+
+    reason: str
+    kind: str  # the class of the last end, "" where it is not known
+    remedy: str
+
+
+@dataclass(frozen=True)
 class Finish(Action):
     why: str
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from stoker.checkpoints.mirror.layout import Mirrored, superfluous, waiting
 from stoker.checkpoints.retention import History, RetentionPolicy
 from stoker.config.schema import Supervise
-from stoker.store.errors import DataError
+from stoker.store.errors import ConfigError, DataError, StokerError, Transient
 from stoker.supervise import actions as do
-from stoker.supervise.health.exits import ExitClass, GuardedEnd, classify
+from stoker.supervise.health.exits import Exit, ExitClass, GuardedEnd, classify
 from stoker.supervise.health.liveness import judge
 from stoker.supervise.mirror.inventory import Look, MirrorState
+from stoker.supervise.policy import remedy
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.state import Phase, RunState, Trainer
 
@@ -44,6 +45,8 @@ class Seen:
     fruitless: int = 0  # launches without progress, by run.json
     best_step: int = 0
     over: str | None = None  # why the run is over at its newest checkpoint
+    held: str = ""  # why no launch may be made: the run is halted or paused
+    is_halted: bool = False
 
     left: do.Leftovers | None = None
 
@@ -84,7 +87,9 @@ def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
         case Phase.BACKOFF:
             return (do.Enter(Phase.WAITING),)
         case Phase.WAITING:
-            return _waiting(run, seen, now)
+            return _waiting(run, seen, policy, now)
+        case Phase.HALTED:
+            return _halted(seen)
         case Phase.FINISHED:
             return _finished(run, seen, now)
 
@@ -155,48 +160,53 @@ def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
     return (do.Wait(doing),)
 
 
-def has_progressed(trainer: Trainer, proven_step: int, best_step: int) -> bool:
-    """Returns whether a launch sealed a proven checkpoint, or made a step beyond those before it."""
-    return proven_step > trainer.launch.resume_step or trainer.step > best_step
+def has_progressed(trainer: Trainer, proven_step: int) -> bool:
+    """Returns whether a launch sealed a checkpoint that is proven: steps without one are made again."""
+    return proven_step > trainer.launch.resume_step
 
 
 def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
-    """Answers the end of the last launch: another launch, now or after a delay, or giving up."""
+    """Answers the end of the last launch: another launch, now or after a delay, or none."""
     trainer, exit_ = run.trainer, run.exit
     if trainer is None or exit_ is None:
         return (do.Enter(Phase.WAITING),)
-    fruitful = has_progressed(trainer, seen.step, seen.best_step)
+    fruitful = has_progressed(trainer, seen.step)
     fruitless = 0 if fruitful else max(0, seen.fruitless - exit_.is_blameless)  # `launching` counted it
     best = max(seen.best_step, trainer.step, seen.step)
     is_part = exit_.kind is ExitClass.FINISHED and trainer.launch.until is not None
-    code, why = None, ""
-    if exit_.kind is ExitClass.WRONG_CONFIG:
-        code, why = exit_.gives_up_with, f"the trainer refuses its configuration ({exit_.detail})"
-    elif fruitless >= policy.no_progress_launches:
-        why = (
-            f"{fruitless} launches in a row brought neither a checkpoint nor a step beyond those before; "
-            f"the last one: {exit_.kind} ({exit_.detail})"
-        )
-        code = exit_.gives_up_with
-    is_retried = seen.over is None and not is_part and code is None
-    answer = do.AnswerEnd(fruitless, best, fruitful, is_retried and exit_.doubts_data)
-    if seen.over is None and code is not None:
-        return answer, do.End(code, why)
-    if not is_retried:
+    is_over = seen.over is not None or is_part
+    answer = do.AnswerEnd(fruitless, best, fruitful, not is_over and exit_.doubts_data)
+    if is_over or seen.held:
         return answer, do.Enter(Phase.WAITING)
+    if exit_.kind is ExitClass.WRONG_CONFIG:
+        return answer, do.End(
+            ConfigError.exit_code, f"the trainer refuses its configuration ({exit_.detail})"
+        )
+    if fruitless >= policy.no_progress_launches:
+        return _no_progress(fruitless, exit_), answer, do.Enter(Phase.WAITING)
     failures, backoff = 0 if fruitful else run.failures, policy.backoff
     seconds = min(backoff.most, backoff.first * 2.0 ** min(failures, 60))
     words = f"the trainer ended ({exit_.detail}); starting"
     return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words)
 
 
-def _waiting(run: RunState, seen: Seen, now: float) -> Actions:
+def _no_progress(fruitless: int, exit_: Exit | None) -> do.Halt:
+    last = f"; the last one: {exit_.kind} ({exit_.detail})" if exit_ is not None else ""
+    reason = f"{fruitless} launches in a row brought no new proven checkpoint{last}"
+    return do.Halt(reason, exit_.kind if exit_ is not None else "", remedy(exit_.kind if exit_ else None))
+
+
+def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
     if seen.newest != run.resume:
         return (do.Enter(Phase.CLEANING),)  # the checkpoint to resume from is gone, or in doubt
     if seen.over == "steps":
         return (do.Finish(seen.over),)
     if seen.until is not None and seen.step >= seen.until:
         return (do.End(0),)
+    if seen.held:
+        return (do.Enter(Phase.HALTED),)
+    if seen.over is None and seen.fruitless >= policy.no_progress_launches:
+        return (_no_progress(seen.fruitless, None),)  # the supervisor ended with each of them
     if now >= run.keep_at:
         return (do.KeepBooks(),)  # also at the data's end: an operator may have raised the cap on epochs
     if seen.over is not None:
@@ -206,6 +216,14 @@ def _waiting(run: RunState, seen: Seen, now: float) -> Actions:
             return (do.End(DataError.exit_code, seen.gate.why),)
         return (do.Wait(seen.gate.why),)
     return (do.LaunchTrainer(),)
+
+
+def _halted(seen: Seen) -> Actions:
+    if not seen.held:
+        return (do.Enter(Phase.CLEANING),)
+    if seen.is_once:
+        return (do.End(StokerError.exit_code if seen.is_halted else Transient.exit_code),)
+    return (do.Wait(seen.held),)
 
 
 def _finished(run: RunState, seen: Seen, now: float) -> Actions:
@@ -230,7 +248,7 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
     if (asked_at := trainer.stop_asked_at) is not None:
         is_stuck = now - asked_at > policy.stop_time + GUARD_MARGIN_S
         return (do.StopTrainer(kill_guard=True),) if is_stuck else (do.Wait(""),)
-    if seen.is_stopping or run.rollbacks:
+    if seen.is_stopping or seen.held or run.rollbacks:
         return (do.StopTrainer(),)
     return health(trainer, policy.hang_limit, now) or (
         (do.KeepBooks(),) if now >= run.keep_at else (do.Wait(""),)

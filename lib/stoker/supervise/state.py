@@ -31,6 +31,7 @@ class Phase(StrEnum):
     BACKOFF = "backoff"  # the delay after a launch that failed
     WAITING = "waiting"  # until the data of a launch is planned, proven and on hot
     TRAINING = "training"
+    HALTED = "halted"  # halted or paused: no launch until an operator resumes the run
     FINISHED = "finished"  # the last checkpoints are proven and mirrored, then the supervisor rests
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dashlib.panels import BAD, GOOD, IDLE, INFO, WARN, Panel
 
-RUN_STATES = {"waiting": WARN, "running": GOOD, "finished": INFO, "failed": BAD}
+RUN_STATES = {
+    "waiting": WARN,
+    "running": GOOD,
+    "paused": WARN,
+    "halted": BAD,
+    "finished": INFO,
+    "failed": BAD,
+}
 PHASES = {
     **{"cleaning": IDLE, "proving": INFO, "backoff": BAD, "waiting": WARN, "training": GOOD},
-    "finished": INFO,
+    **{"halted": BAD, "finished": INFO},
 }
 TRAINER_PHASES = {
     **{"load": IDLE, "compile": IDLE, "train": GOOD, "eval": INFO, "checkpoint": "purple"},

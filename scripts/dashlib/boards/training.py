@@ -156,7 +156,7 @@ _LIFE = (
             "without progress, in a row": "stoker_train_fruitless_launches{*}",
             "limit of those": "stoker_config_no_progress_launches{*}",
         },
-        "Launches so far, and those in a row that ended without progress. At the limit the run fails.",
+        "Launches so far, and those in a row that ended without progress. At the limit the run is halted.",
     ),
     Panel(
         "Ends of launches",

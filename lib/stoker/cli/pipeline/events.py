@@ -118,7 +118,7 @@ def live_line(daemon: str, about: Mapping[str, Any]) -> Callable[[int], str]:
 def state_colour(about: Mapping[str, Any]) -> str:
     """Returns the colour of a daemon's line: green at work, yellow waiting, red failed, dim stopped."""
     body = about["body"]
-    if body.get("run_state") == "failed":
+    if body.get("run_state") in ("failed", "halted"):
         return RED
     if not about["running"]:
         return DIM if not body or body.get("exit_code") == 0 else RED

@@ -32,6 +32,7 @@ from stoker.kit.loop import Backoff, Waiter
 from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.terminal import harmless
 from stoker.observe.status import read_status
+from stoker.store.errors import StokerError
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 
 PROMPT = "Once upon a time"
@@ -112,6 +113,11 @@ def how_it_ended(code: int) -> str:
         return f"ended with exit code {code}"
 
 
+def is_current(about: Mapping[str, Any]) -> bool:
+    """Returns whether a daemon's status is of the process that runs."""
+    return bool(about["running"]) and about["body"].get("pid") == about["pid"]
+
+
 class Foreground:
     """`stoker run` or `stoker train` from the start of its daemons to the end of the last daemon.
 
@@ -186,6 +192,9 @@ class Foreground:
         if self.until_done and self.stopping is None and self.is_done(status, now):
             self.say("info", "the run is finished; stopping the daemons")
             self.stop(0)
+        if self.until_done and self.stopping is None and self.is_halted(status):
+            self.say("error", "the run is halted; stopping the daemons")
+            self.stop(StokerError.exit_code)
 
     def ended(self, child: Child, code: int, run_state: str | None) -> None:
         """Handles the end of a daemon: stops all where a restart would fail too, else schedules a restart."""
@@ -211,12 +220,15 @@ class Foreground:
     def is_done(self, status: Daemons, now: float) -> bool:
         """Returns whether the run is finished, and files under way are complete or had DATA_GRACE_S."""
         supervisor, loop = status[TRAIN_SUPERVISOR], status[STAGE_SHARD]
-        # else the snapshot is of an earlier process
-        is_current = supervisor["body"].get("pid") == supervisor["pid"]
-        if not (supervisor["running"] and is_current and supervisor["body"].get("at_rest")):
+        if not (is_current(supervisor) and supervisor["body"].get("at_rest")):
             return False
         self.done_at = self.done_at or now
         return bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
+
+    def is_halted(self, status: Daemons) -> bool:
+        """Returns whether the supervisor waits for an operator, with no trainer left."""
+        supervisor = status[TRAIN_SUPERVISOR]
+        return is_current(supervisor) and bool(supervisor["body"].get("halted"))
 
     def asked_to_stop(self, signum: int) -> None:
         """Handles a stop signal: the first waits for the trainer's checkpoint, the second kills the run."""

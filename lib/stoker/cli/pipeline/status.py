@@ -22,7 +22,9 @@ RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s
 SILENT_S = 60.0  # a loop shows its status every few seconds
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for", "gpus")
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end when its supervisor ends
-STANDS_STILL = frozenset({"waits", "paused", "trouble", "waiting for"})  # rows that explain a pause
+STANDS_STILL = frozenset(
+    {"waits", "paused", "trouble", "waiting for", "halted", "remedy"}
+)  # rows that explain a pause
 TITLE_WIDTH = 21
 _OF_GPUS = ("memory_used_bytes", "memory_total_bytes", "utilization_ratio", "temperature_celsius")
 Row = tuple[str, str]  # a title and its text; a row of data or run with an empty text is not shown
@@ -156,6 +158,11 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     finished = PHRASES.get(body.get("finished") or "", body.get("finished"))
     whys = "".join(f" ({why})" for why in (finished, body.get("reason")) if why)
     yield "run", f"{body['run']}: {state}{whys}"
+    if halted := body.get("halted"):
+        yield "halted", f"{halted['reason']}, since {halted['since']}"
+        yield "remedy", halted["remedy"]
+    if paused := body.get("paused"):
+        yield "paused", f"by {paused['by']}, since {paused['since']}; stoker resume goes on"
     if body.get("waiting_for"):
         yield "waiting for", f"{body['waiting_for']}, since {body['waiting_since']}"
     if body.get("step") is not None:

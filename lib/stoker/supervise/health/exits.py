@@ -68,16 +68,6 @@ class Exit:
         """A full disk, exit code 75 (try again) and an asked stop are no evidence against the run."""
         return self.kind in (ExitClass.STORAGE, ExitClass.TRY_AGAIN, ExitClass.STOPPED)
 
-    @property
-    def gives_up_with(self) -> int:
-        """Returns the supervisor's own exit code after too many such ends; 70 where no code is the kind's."""
-        return {
-            ExitClass.BAD_DATA: 65,
-            ExitClass.GPU_MEMORY: 71,
-            ExitClass.NON_FINITE: 76,
-            ExitClass.WRONG_CONFIG: 78,
-        }.get(self.kind, 70)
-
 
 def classify(
     end: GuardedEnd,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.store.errors import DataError
+from stoker.store.files import canonical_json
 from stoker.store.record import require_version
 from stoker.supervise.run.origin import Origin
 
-RunState = Literal["waiting", "running", "finished", "failed"]
+RunState = Literal["waiting", "running", "paused", "halted", "finished", "failed"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,15 @@ class Heldout:
     tokens: int
 
 
-PROGRESS = ("state", "finished", "launches", "fruitless", "best_step", "reason")
+PROGRESS = ("state", "finished", "launches", "fruitless", "best_step", "reason", "halted", "paused")
 
 
 @dataclass(frozen=True)
 class RunRecord:
     """The run's present state. `launches` counts all, `fruitless` the latest ones in a row without progress.
 
-    `best_step` is the furthest step ever reported or sealed, `reason` why the run failed.
+    `best_step` is the furthest step ever reported or sealed, `reason` why the run failed. `halted` says why
+    no launch is made until an operator resumes the run or changes its file, `paused` who asked for that.
     """
 
     identity: Identity
@@ -70,6 +73,15 @@ class RunRecord:
     fruitless: int = 0
     best_step: int = 0
     reason: str | None = None
+    halted: Mapping[str, Any] | None = None
+    paused: Mapping[str, Any] | None = None
+
+    @property
+    def held(self) -> str:
+        """Returns why no launch may be made, for the status; "" where one may."""
+        if self.halted is not None:
+            return f"halted: {self.halted['reason']}; {self.halted['remedy']}"
+        return f"paused by {self.paused['by']}; stoker resume goes on" if self.paused is not None else ""
 
     def body(self) -> dict[str, Any]:
         """Returns the record's body as in formats.md."""
@@ -100,6 +112,11 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
         ) from problem
     progress = {name: body[name] for name in PROGRESS if name in body}
     return RunRecord(identity, heldout, **{"state": "running", **progress})
+
+
+def file_digest(pipeline: Pipeline) -> str:
+    """Returns 64 hex digits over all settings of a pipeline file; comments and layout change none."""
+    return sha256(canonical_json(pipeline.model_dump(mode="json"))).hexdigest()
 
 
 def configured(pipeline: Pipeline) -> dict[str, Any]:
