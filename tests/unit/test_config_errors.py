@@ -122,6 +122,28 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
         ("steps: 10", "steps: 10\n  micro_batch: 7", "train.micro_batch: 7 does not divide global_batch 128"),
         ("steps: 10", "steps: 10\n  seq_len: 0", "train.seq_len: must be 2 or more"),
         (
+            "steps: 10",
+            "steps: 10\n  precision: fp16",
+            "train.precision: this version does not train in 'fp16'",
+        ),
+        (
+            "steps: 10",
+            "steps: 10\n  precision: float8_e4m3fn",
+            "this version does not train in 'float8_e4m3fn'",
+        ),
+        ("steps: 10", "steps: 10\n  ema: 0.999", "train.ema: this version keeps no moving average"),
+        (
+            "steps: 10",
+            "steps: 10\n  optimizer: {ema: 1}",
+            "train.optimizer.ema: this version keeps no moving",
+        ),
+        (
+            "steps: 10",
+            "steps: 10\n  rope_scaling: {factor: 2}",
+            "train.rope_scaling: this version extends no",
+        ),
+        ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "this version trains in one process only"),
+        (
             "model: tiny",
             "model: {layers: 1, width: 64, heads: 3, ffn: 64}",
             "train.model.heads: 3 does not divide width 64",

@@ -11,6 +11,13 @@ from pydantic import BaseModel, ValidationError
 from stoker.config.document import Document, KeyPath, Problem, dotted
 from stoker.config.schema import Pipeline
 
+_NO_AVERAGE = "this version keeps no moving average of the weights; remove it"
+_NO_EXTENSION = "this version extends no context; remove it, and train at the train.seq_len that is wanted"
+NOT_HERE = {
+    **dict.fromkeys(("ema", "ema_decay"), _NO_AVERAGE),
+    **dict.fromkeys(("rope_scaling", "context_extension"), _NO_EXTENSION),
+}  # keys of other trainers
+
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Returns the known word that is most similar to `word`, None if no word is similar."""
@@ -46,6 +53,8 @@ def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
     section = section_at(path[:-1])
     known = list(section.model_fields) if section else []
     word = str(path[-1])
+    if word in NOT_HERE:
+        return NOT_HERE[word], None
     guess = nearest(word, known)
     if guess is not None:
         return f"unknown key; did you mean '{guess}'?", (*path[:-1], guess)

@@ -130,8 +130,11 @@ def read_follow(value: object) -> object:
 
 def read_precision(value: object) -> object:
     """Replaces the common short name of a floating-point format by torch's name."""
-    short = {"fp32": "float32", "bf16": "bfloat16"}
-    return short.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if value.lower().startswith(("fp16", "float16", "half", "fp8", "float8", "e4m3", "e5m2")):
+        raise ValueError(f"this version does not train in {value!r}; write auto, float32 or bfloat16")
+    return {"fp32": "float32", "bf16": "bfloat16"}.get(value, value)
 
 
 def _named(pattern: str, otherwise: str) -> Callable[[object], str]:
