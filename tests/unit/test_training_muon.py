@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 from stoker.training.model import Model, Shape, initialize
-from stoker.training.muon import Muon
+from stoker.training.muon import Muon, momentum_at
 from stoker.training.optimizer import AdamW
 
 SHAPE = Shape(40, 12, 2, 16, 4, 2, 24, 10000.0, 1e-5, False, qk_norm=True)
@@ -36,9 +37,7 @@ def test_matrices_of_blocks_get_torchs_muon_each_by_itself_and_the_rest_adamw() 
     }
     matrices = {name for name, each in copies.items() if name.startswith("blocks.") and each.ndim == 2}
     assert len(matrices) == 2 * (3 + 1 + 2 + 1)
-    theirs = torch.optim.Muon(
-        [copies[name] for name in sorted(matrices)], momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    theirs = torch.optim.Muon([copies[name] for name in sorted(matrices)], adjust_lr_fn="match_rms_adamw")
     rest = AdamW(
         ((name, each) for name, each in copies.items() if name not in matrices),
         betas=(0.9, 0.95),
@@ -50,7 +49,7 @@ def test_matrices_of_blocks_get_torchs_muon_each_by_itself_and_the_rest_adamw() 
         gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
         for name, gradient in unfused(gradients).items():
             copies[name].grad = gradient.clone()
-        theirs.param_groups[0] |= {"lr": 0.01 / step, "weight_decay": 0.1}
+        theirs.param_groups[0] |= {"lr": 0.01 / step, "momentum": 0.85 + 0.1 * step / 300}
         theirs.step()
         rest.step(0.01 / step)
         optimizer.step(0.01 / step)
@@ -69,3 +68,7 @@ def test_its_state_names_a_momentum_for_each_matrix_of_a_block_and_adamws_means_
     for name, parameter in model.named_parameters():
         is_matrix_of_block = name.startswith("blocks.") and parameter.ndim == 2
         assert kinds[name] == ({"momentum_buffer"} if is_matrix_of_block else {"exp_avg", "exp_avg_sq"}), name
+
+
+def test_the_momentum_rises_over_the_first_steps_of_the_run() -> None:
+    assert [momentum_at(step) for step in (150, 300, 10**6)] == pytest.approx([0.9, 0.95, 0.95])
