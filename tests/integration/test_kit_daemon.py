@@ -30,6 +30,7 @@ DAEMON = f"""
 import sys
 from pathlib import Path
 from stoker.kit.daemon import DaemonContext, daemon_main
+from stoker.kit.reload import Reload
 from stoker.store.errors import DataError
 
 def story(context: DaemonContext) -> int:
@@ -42,8 +43,10 @@ def story(context: DaemonContext) -> int:
         held = [open(sys.argv[2]) for _ in range(200)]
     context.waiter.watch(context.layout.requests({NAME!r}))
     context.ready("looking")
-    rounds = 0
+    rounds, reload = 0, Reload(context, "stokerd.common.check_reload")
     while not context.stopping and not context.once:
+        if (checked := reload.look()) is not None:
+            context.hand_over({{}}, {{}}, checked)
         rounds += 1
         context.beat({{"rounds": rounds}}, f"round {{rounds}}")
         context.waiter.wait(3600 if what == "rest" else 0.2)
@@ -269,10 +272,25 @@ def test_a_low_soft_limit_of_open_files_is_raised_and_a_low_hard_one_is_told(hou
     assert "only 32 files may be open at once" in told.stderr
 
 
-def test_hangup_is_ignored_with_a_line(house: House) -> None:
+def test_a_hangup_begins_again_in_the_same_process_with_its_lock_its_port_and_its_counts(
+    house: House,
+) -> None:
     daemon = house.start()
+    before, holder = house.status()["body"], read_holder(house.layout.lock(NAME))
     daemon.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: "event=hangup_ignored" in daemon.said())
+    wait_until(lambda: "reloaded" in house.events())
+    wait_until(lambda: house.status()["body"].get("rounds"), what="a cycle of the new code")
+    after = house.status()["body"]
+    assert [after[name] for name in ("pid", "start_ticks", "since")] == [
+        before[name] for name in ("pid", "start_ticks", "since")
+    ]
+    assert read_holder(house.layout.lock(NAME)) == holder
+    assert holder is not None
+    with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=LONG_S) as page:
+        text = page.read().decode()
+    assert 'stoker_events_total{event="daemon_started"} 1.0' in text
+    assert 'stoker_events_total{event="reloaded"} 1.0' in text
+    assert house.events() == ["daemon_started", "reloaded"]
     assert daemon.stop() == 0
 
 

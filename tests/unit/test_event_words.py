@@ -32,7 +32,7 @@ TABLES = {
     "daemons/stokerd/sharding/activities/disks.py": ("AWAY",),
     "daemons/stokerd/sharding/activities/moves.py": ("MOVES",),
 }
-WORD = re.compile(r"[a-z]+(_[a-z]+)+")
+WORD = re.compile(r"reloaded|[a-z]+(_[a-z]+)+")
 REGISTERED = {word for words in WORDS.values() for word in words}
 
 

@@ -55,6 +55,16 @@ def test_a_signal_wakes_the_wait_and_is_remembered(waiter: Waiter) -> None:
     assert waiter.wait(LONG_S) == [Event("signal", signal.SIGTERM)]
 
 
+def test_signals_that_an_image_before_had_not_handled_are_heard(waiter: Waiter) -> None:
+    waiter.signals(signal.SIGTERM)
+    woken, wake = os.pipe2(os.O_NONBLOCK)
+    os.write(wake, bytes([0, signal.SIGTERM]))
+    waiter.hear_also(woken)
+    os.close(wake)
+    assert waiter.wait(LONG_S) == [Event("signal", signal.SIGTERM)]
+    assert waiter.received == {signal.SIGTERM}
+
+
 def test_signals_go_back_to_who_had_them() -> None:
     before = signal.getsignal(signal.SIGUSR2)
     waiter = Waiter()

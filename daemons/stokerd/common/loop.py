@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.events import Events
+from stoker.kit.reload import Reload
 from stoker.kit.workers.parent import WorkerNotStarted
 from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import FULL, StorageError, Transient
@@ -17,6 +18,7 @@ from stoker.store.files import unlink_durably, write_atomic
 from stoker.store.layout import StateLayout
 from stoker.store.requests import Request, finish_request, pending_requests
 
+CHECK_RELOAD = "stokerd.common.check_reload"
 TRY_EVERY_S = 1.0
 SHORTAGE_S = 5.0
 _PROBE = b"x" * 8192  # more than a record needs: a single free block must not end the wait
@@ -34,12 +36,14 @@ def repeat(
 ) -> int:
     """Starts, then repeats cycles until one returns an exit code or a stop is asked; returns the code.
 
+    A SIGHUP ends the workers in order, and the daemon begins again with the code and the file of now.
     `unfinished` is the message of a stop before `--once` is finished.
     """
     pool.end_leftovers()
+    reload, checked = Reload(context, CHECK_RELOAD), None
     try:
         start()
-        while not context.stopping:
+        while not context.stopping and (checked := reload.look()) is None:
             try:
                 if (code := cycle()) is not None:
                     return code
@@ -48,6 +52,11 @@ def repeat(
     finally:
         context.log.footer.clear()
         pool.stop()
+    if checked is not None:
+        try:
+            context.hand_over({}, {}, checked)
+        except OSError as problem:
+            raise Transient(f"the code of now cannot be started: {problem}") from problem
     if not context.once:
         return 0
     context.log.info("interrupted", message=unfinished)

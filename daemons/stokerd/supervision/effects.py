@@ -11,6 +11,7 @@ from typing import Any
 from stoker.checkpoints.mirror.layout import waiting
 from stoker.config.checks import unusual_tokens
 from stoker.corpus.records.dataset import DatasetPin
+from stoker.kit.handover import Handover
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.workers.parent import WorkerExit
@@ -63,6 +64,25 @@ class Effects:
     def apply(self, *actions: do.Action) -> None:
         for action in actions:
             self._effects[type(action)](action)
+
+    # Reload
+
+    @property
+    def can_be_handed_over(self) -> bool:
+        """Whether the guard of a launch, if there is one, holds the trainer's lock by itself."""
+        return self.trainer.guarded is None or self.trainer.guarded.is_begun
+
+    def stop_workers(self) -> None:
+        """Ends every worker; their jobs begin again. Raises Transient where the kernel keeps one."""
+        self._stop_mirror()
+        self.workers.stop()
+        self.workers.end_leftovers()
+
+    def adopt(self, handover: Handover) -> None:
+        """Goes on with the trainer of this process's image before."""
+        self.trainer.adopt(handover)
+        if self.run.state.live is not None:
+            note_wants(self.run)  # before consumed.json is written, by which sets leave hot
 
     # Phases
 
@@ -325,12 +345,16 @@ def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Positio
 
     Writes the sets needed from the newest checkpoint on into consumed.json before a gate looks for them.
     """
-    skips, reach = run.accounts.skips(), run.accounts.reach
     if pin is not None:
         run.store.check_pin(pin)
         if (proof := run.data.grow(pin, run.accounts.target(run.at, step, position))) is not None:
             yield proof
-    here = run.at.position
-    later = () if reach is None else run.planner.needed(reach, skips)
-    run.planner.note_wants(run.planner.needed(here, skips, upto=reach), later)
+    note_wants(run)
     run.accounts.keep(run.at)
+
+
+def note_wants(run: Run) -> None:
+    """Has the sets brought to hot that are read from the newest checkpoint on."""
+    skips, reach = run.accounts.skips(), run.accounts.reach
+    later = () if reach is None else run.planner.needed(reach, skips)
+    run.planner.note_wants(run.planner.needed(run.at.position, skips, upto=reach), later)

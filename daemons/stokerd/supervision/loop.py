@@ -8,18 +8,23 @@ actions, carries them out, shows status and metrics, and waits. The position in 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.retention import counts
 from stoker.kit.context import DaemonContext
 from stoker.kit.exec import set_child_subreaper
+from stoker.kit.handover import Handover
 from stoker.kit.process import reap_strays
-from stoker.store.errors import StorageError
+from stoker.kit.reload import Reload
+from stoker.store.errors import StorageError, Transient
 from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
 from stoker.supervise.decide import Seen, decide, mirror_job
 from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.state import Phase
+from stokerd.common.loop import CHECK_RELOAD
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.gpus import Gpus
 from stokerd.supervision.jobs import MIRROR
@@ -46,7 +51,10 @@ class Supervisor:
         self.context, self.run = context, load_run(context)
         self.workers, self.gpus = Workers(context), Gpus(context)
         self.effects, self.status = Effects(self.run, self.workers), Status(self.run, self.gpus)
+        self.reload = Reload(context, CHECK_RELOAD)
         self._reap_at = 0.0
+        if context.handover is not None:
+            self._adopt(context.handover)
 
     def supervise(self) -> int:
         """Repeats cycles until an exit code is set, and returns it."""
@@ -58,7 +66,27 @@ class Supervisor:
             self.status.show(self.workers.jobs.get(MIRROR))
             if (code := self.run.state.exit_code) is not None:
                 return code
+            checked, is_stopping = self.reload.look(), self.context.stopping
+            if checked is not None and self.effects.can_be_handed_over and not is_stopping:
+                self._begin_again(checked)
             self.context.waiter.wait(wait_s)
+
+    def _begin_again(self, checked: Mapping[str, Any]) -> None:
+        """Becomes the code and the configuration of now under a running trainer; its workers end before."""
+        try:
+            self.effects.stop_workers()
+            self.gpus.close()
+            trainer, descriptors = self.effects.trainer.handed_over
+            work = {"run": self.run.handed_over(), "trainer": trainer, "shown": self.status.last}
+            self.context.hand_over(work, descriptors, checked)
+        except (OSError, Transient) as problem:
+            self.reload.refuse(f"the new code cannot be started: {problem}")
+
+    def _adopt(self, handover: Handover) -> None:
+        """Goes on from where this process's image before has begun again."""
+        self.run.adopt(handover.work["run"])
+        self.effects.adopt(handover)
+        self.status.last = tuple(handover.work["shown"])
 
     def _cycle(self) -> float:
         """Takes in messages and results, and acts on them; returns the longest time to wait, in seconds."""
@@ -82,7 +110,7 @@ class Supervisor:
         now = time.monotonic()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
-            reap_strays(self.workers.pids | self.gpus.pids | self.effects.trainer.pids)
+            reap_strays(self.workers.pids | self.gpus.pids | self.reload.pids | self.effects.trainer.pids)
 
     def _advance(self, end: GuardedEnd | None) -> float:
         """Decides and acts until the decision is to wait; returns for how many seconds."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +19,7 @@ from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints
 from stoker.supervise.run.horizon import milestones
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Planner
-from stoker.supervise.state import RunState
+from stoker.supervise.state import Phase, RunState, read_state
 from stokerd.supervision.accounts import Accounts, RunStore
 from stokerd.supervision.data import DataReadiness
 
@@ -88,6 +90,24 @@ class Run:
     def at(self) -> Checkpoint:
         """The newest proven checkpoint, or the run's beginning where there is none."""
         return self.newest or BEGINNING
+
+    def handed_over(self) -> dict[str, Any]:
+        """Returns what this process's next image goes on from; without a trainer that is cleaning."""
+        now = time.monotonic()
+        state = self.state if self.state.live is not None else self.state.entered(Phase.CLEANING, now)
+        # Both images read the same monotonic clock: times stay as they are.
+        return {
+            "state": state.record(0.0),
+            "checkpoints": self.checkpoints.handed_over(),
+            "counted": vars(self.counted),
+        }
+
+    def adopt(self, body: Mapping[str, Any]) -> None:
+        """Goes on from what this process's image before has `handed_over`."""
+        self.state = read_state(body["state"], 0.0)
+        self.checkpoints.adopt(body["checkpoints"])
+        self.counted = Counted(**{**body["counted"], "restarts": Counter(body["counted"]["restarts"])})
+        self.keep_milestones()
 
     def keep_milestones(self) -> None:
         """Makes retention keep the checkpoints where the decays of the recorded launches begin."""

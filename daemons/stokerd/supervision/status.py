@@ -93,7 +93,7 @@ class Status:
     def __init__(self, run: Run, gpus: Gpus) -> None:
         self._run, self._gpus, self._observer = run, gpus, Observer(run.context)
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
-        self._last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
+        self.last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
         run.context.metrics.show(FIGURES, {"timeline": run.accounts.timeline})
         self._audit: Mapping[str, float] = {}
         self._audit_at = 0.0
@@ -130,9 +130,9 @@ class Status:
 
     def _count_tokens(self, launch: str | None, tokens: int) -> None:
         # Before its first word a launch is shown with the tokens of the checkpoint that it resumes from.
-        if launch is not None and launch == self._last[0]:
-            self._run.counted.trained_tokens += max(0, tokens - self._last[1])
-        self._last = (launch, tokens)
+        if launch is not None and launch == self.last[0]:
+            self._run.counted.trained_tokens += max(0, tokens - self.last[1])
+        self.last = (launch, tokens)
 
 
 def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.corpus.records.dataset import DatasetPin
+from stoker.kit.handover import Handover
 from stoker.kit.lock import Lock
 from stoker.kit.process import ProcessId, children_tree
 from stoker.observe.machine import MemoryWatch
 from stoker.plan.log import Segment
 from stoker.store.errors import DataError, StorageError
-from stoker.store.record import new_id, utc_now, write_record
+from stoker.store.record import new_id, read_record, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
 from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import GuardedEnd
@@ -31,6 +32,7 @@ from stokerd.supervision.run import Run
 
 EVIDENCE_S = 5.0
 MOST_XIDS = 10
+EXTEND_S = 60.0  # that a save which gets on may take longer than the unit's time for a stop
 GAP_S = 10.0  # a longer cycle means that the machine or this process did not run
 
 
@@ -66,7 +68,7 @@ class TrainerControl:
         self._record(launch, pin)
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
-        self.guarded = GuardedTrainer(
+        self.guarded = GuardedTrainer.launched(
             launch_record.TRAINER,
             environ=launch_record.trainer_environment(os.environ, launch, run.layout),
             lock=lock,
@@ -84,6 +86,26 @@ class TrainerControl:
             evidence=Evidence(headroom_bytes=headroom_bytes, last_step=launch.until or self._body["steps"]),
             oom_kills=(kills,),
         )
+
+    @property
+    def handed_over(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """What this process's next image needs to go on with the launch, and the descriptors."""
+        return self.guarded.handed_over() if self.guarded is not None else ({}, {})
+
+    def adopt(self, handover: Handover) -> None:
+        """Goes on with the launch of this process's image before."""
+        trainer, layout = self.run.state.live, self.run.layout
+        if trainer is None:
+            return
+        self._body = read_record(layout.launch)
+        self.guarded = GuardedTrainer.adopted(
+            trainer.guard,
+            handover.work["trainer"],
+            handover.descriptors,
+            path=trainer.launch.notify_socket,
+            waiter=self.context.waiter,
+        )
+        self.guarded.trainer_pid = trainer.pid
 
     def _record(self, launch: Launch, pin: DatasetPin) -> None:
         run, step = self.run, launch.resume_step
@@ -118,6 +140,8 @@ class TrainerControl:
         if now >= trainer.sample_at:
             work = work_of(process.pid for process in children_tree(guarded.pid))
             trainer = trainer.sampled(work, self._memory.tree_kills(), now, next_at=now + EVIDENCE_S)
+            if self.context.stopping and trainer.stillness.worked_at == now:  # it saves
+                self.context.notifier.extend_timeout(EXTEND_S)
         if end is not None:
             trainer = self._with_evidence(trainer, end)
         self.run.change(trainer=trainer.excused(now) if gap_s > GAP_S else trainer)

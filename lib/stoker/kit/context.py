@@ -10,11 +10,13 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.kit.events import Events, Log
+from stoker.kit.handover import Handover, become, signals_blocked
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
 from stoker.kit.process import ProcessId
@@ -24,6 +26,7 @@ from stoker.store.record import RecordDamaged, set_aside, utc_now
 from stoker.store.requests import waiting_requests
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
+HEARD = STOP_SIGNALS | {signal.SIGHUP}
 BEAT_S = 1.0  # the shortest time between two status writes, unless systemd's watchdog needs them more often
 RESERVE_BYTES = 4 << 20  # a thousand records, or the events of a bad week
 SPARE = 4  # created only where this many times its size are free: the reserve itself must not fill the disk
@@ -65,9 +68,17 @@ class Notifier:
         if self.watchdog_interval_s is not None:
             self._send("WATCHDOG=1")
 
+    def reloading(self) -> None:
+        """Reports that the daemon reads its file and its code anew, until `ready`."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
     def stopping(self) -> None:
         """Reports that the daemon begins to stop."""
         self._send("STOPPING=1")
+
+    def extend_timeout(self, seconds: float) -> None:
+        """Asks for so much time from now on where the unit's own time for a start or a stop is over."""
+        self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
 
     def _send(self, message: str) -> None:
         if self._socket is not None:
@@ -143,7 +154,9 @@ class Reserve:
 class DaemonContext:
     """A running daemon; its work calls beat(), and returns the exit code soon after `stopping`.
 
-    `files_list` is the path given with --files-list, `until` the step given with --until.
+    `files_list` is the path given with --files-list, `until` the step given with --until. `handover` is what
+    this process's image before left, `kept` the descriptors that the next one gets. `is_reload_asked` is set
+    by SIGHUP.
     """
 
     def __init__(
@@ -155,8 +168,10 @@ class DaemonContext:
         once: bool,
         files_list: str | None = None,
         until: int | None = None,
+        handover: Handover | None = None,
     ) -> None:
         self.name, self.pipeline, self.waiter = name, pipeline, waiter
+        self.handover, self.kept, self.is_reload_asked = handover, dict[str, int](), False
         self.once, self.files_list, self.until = once, files_list, until
         self.layout, self.runtime = pipeline.layout, pipeline.runtime
         self.runtime.create()
@@ -165,7 +180,11 @@ class DaemonContext:
         self.events = Events(self.layout, self.log, self.metrics.events)
         self.notifier = Notifier()
         self.reserve = Reserve(self.layout.ballast(name), self.events)
+        self.version = version("stoker")  # of this code: an upgrade changes what is on disk
         self._since, self._started = utc_now(), time.monotonic()
+        if handover is not None:
+            self._since, self._started = handover.daemon["since"], handover.daemon["started"]
+            self.metrics.go_on(handover.daemon["metrics"])
         self._me = ProcessId.of(os.getpid())
         self._is_ready = self._is_status_failing = False
         self._next_beat, self._beat_s = 0.0, BEAT_S
@@ -174,6 +193,24 @@ class DaemonContext:
         if self.notifier.watchdog_interval_s is not None:  # half of it at most, says sd_watchdog_enabled(3)
             waiter.longest_s = self.notifier.watchdog_interval_s / 2
             self._beat_s = min(BEAT_S, waiter.longest_s / 2)
+
+    def hand_over(
+        self, work: Mapping[str, Any], descriptors: Mapping[str, int], why: Mapping[str, Any]
+    ) -> None:
+        """Begins again with the code and the file of now, in the same process; call it from the main thread.
+
+        `work` and `descriptors` are what the daemon's work needs there, `why` the fields of the event.
+        Returns where a stop was asked meanwhile; raises OSError where the code cannot be started.
+        """
+        daemon = {
+            "since": self._since,
+            "started": self._started,
+            "metrics": self.metrics.counted(),
+            "event": {"version_before": self.version, **why},
+        }
+        with signals_blocked(HEARD):
+            if not self.stopping:
+                become(Handover({**self.kept, **descriptors}, daemon, work))
 
     @property
     def stopping(self) -> bool:

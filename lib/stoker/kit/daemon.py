@@ -18,7 +18,8 @@ from importlib.metadata import version
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.kit.context import STOP_SIGNALS, DaemonContext
+from stoker.kit.context import HEARD, STOP_SIGNALS, DaemonContext
+from stoker.kit.handover import Handover, take_over
 from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
@@ -56,15 +57,19 @@ def daemon_main(
     if isinstance(options, int):
         return options
     faulthandler.enable()
+    handover = take_over()
     waiter = Waiter()
-    waiter.signals(*STOP_SIGNALS, signal.SIGHUP)  # from here on a stop signal leads to an orderly stop
+    waiter.signals(*HEARD)  # from here on a stop signal leads to an orderly stop
+    if handover is not None:
+        waiter.hear_also(handover.descriptors["signals"])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
     try:
         _allow_open_files()
         pipeline = load_pipeline(options.file)
         take_up_state(pipeline)
-        with _lock(pipeline, name, waiter) as lock:
+        with _lock(pipeline, name, waiter, handover) as lock:
             given = {name: getattr(options, name) for name in ("once", "files_list", "until")}
-            context = DaemonContext(name, pipeline, waiter, **given)
+            context = DaemonContext(name, pipeline, waiter, **given, handover=handover)
             code = _run(context, work, lock)
     except StokerError as error:
         print(f"{program}: {error}", file=sys.stderr)
@@ -120,9 +125,11 @@ def _allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, WANTED_FILES)), hard))
 
 
-def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
+def _lock(pipeline: Pipeline, name: str, waiter: Waiter, handover: Handover | None) -> Lock:
     """Returns the daemon's lock; waits for a command that holds it, because commands hold it briefly."""
     path = pipeline.layout.lock(name)
+    if handover is not None:
+        return Lock.adopted(path, handover.descriptors["lock"])
     give_up = time.monotonic() + COMMAND_PATIENCE_S
     while True:
         try:
@@ -137,12 +144,17 @@ def _lock(pipeline: Pipeline, name: str, waiter: Waiter) -> Lock:
 
 def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
     context.waiter.on_signal = lambda signum: _tell_signal(context, signum)
-    metrics, asked = context.metrics, context.pipeline.metrics
-    place = metrics.serve(asked.address, getattr(asked.ports, PORT_KEYS[context.name]))
+    metrics, asked, before = context.metrics, context.pipeline.metrics, context.handover
+    listening = None if before is None else before.descriptors["metrics"]
+    place = metrics.serve(asked.address, getattr(asked.ports, PORT_KEYS[context.name]), listening=listening)
+    context.kept = {"lock": lock.fileno(), "metrics": metrics.listening, "signals": context.waiter.wake_up}
     try:
-        lock.update({"runtime": str(context.runtime.root), "metrics": place})
-        context.write_runtime_files(place)
-        context.events.record("daemon_started", pid=os.getpid(), once=context.once)
+        if before is None:
+            lock.update({"runtime": str(context.runtime.root), "metrics": place})
+            context.write_runtime_files(place)
+            context.events.record("daemon_started", pid=os.getpid(), once=context.once)
+        else:
+            context.events.record("reloaded", version=context.version, **before.daemon["event"])
         code = _work(work, context)
     finally:
         metrics.close()
@@ -185,4 +197,5 @@ def _tell_signal(context: DaemonContext, signum: int) -> None:
         context.notifier.stopping()
         context.log.info("stop_asked", signal=signal.Signals(signum).name)
     else:
-        context.log.info("hangup_ignored", message="SIGHUP changes nothing; restart to read the file again")
+        context.is_reload_asked = True
+        context.log.info("reload_asked", message="the file and the code are checked first")

@@ -16,6 +16,8 @@ _EVERY: Words = {
     "daemon_stopped": "the daemon ended in order",
     "daemon_failed": "the daemon ended with an error",
     "record_damaged": "a record on disk was damaged and is set aside",
+    "reload_refused": "a SIGHUP was refused; the daemon goes on with the file and the code that it has",
+    "reloaded": "the daemon began again in place, with the file and the code of now",
     "request_stuck": "a request can be neither read nor moved",
     "state_disk_full": "the state disk is full; the reserve is freed",
     "state_disk_has_room": "the state disk has room again",

@@ -71,6 +71,11 @@ class Lock:
         lock._write()
         return lock
 
+    @classmethod
+    def adopted(cls, path: Path, descriptor: int) -> Lock:
+        """Returns the lock that this process took before its execv."""
+        return cls(path, descriptor, dict(parse_json(os.pread(descriptor, CONTENTS_LIMIT, 0))))
+
     def update(self, extra: Mapping[str, Any]) -> None:
         """Adds fields to the holder's description in the lock file."""
         self._contents |= extra

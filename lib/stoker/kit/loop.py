@@ -164,6 +164,17 @@ class Waiter:
         for signum in signums:
             self._previous[signum] = signal.signal(signum, self._on_signum)
 
+    @property
+    def wake_up(self) -> int:
+        """The descriptor in which the numbers of signals wait until they are handled."""
+        return self._woken
+
+    def hear_also(self, wake_up: int) -> None:
+        """Takes in the signals that wait in the wake-up descriptor of this process's image before."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, os.read(wake_up, 4096))
+        os.close(wake_up)
+
     def watch(self, directory: Path) -> None:
         """Reports changes in a directory, also if it does not exist yet or is replaced."""
         if directory not in self._watches:

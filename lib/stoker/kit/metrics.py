@@ -103,6 +103,15 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
+    def counted(self) -> dict[str, Any]:
+        """Returns what this process's next image goes on counting from."""
+        return {"started": self._started, "events": self.events}
+
+    def go_on(self, counted: Mapping[str, Any]) -> None:
+        """Goes on from what the image before has counted; histograms begin again."""
+        self._started = counted["started"]
+        self.events.update(counted["events"])
+
     def histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
         """Returns a new histogram of seconds on the page; `name` is without the prefix."""
         return Histogram(f"{PREFIX}{name}", doc, buckets=buckets, registry=self._registry)
@@ -139,15 +148,15 @@ class Metrics:
         if self._server is not None:
             self._server.start()
 
-    def serve(self, address: str, port: int) -> str:
+    def serve(self, address: str, port: int, *, listening: int | None = None) -> str:
         """Takes the port for /metrics (port 0 asks for any free port); returns where it is, as host:port.
 
-        Raises UnavailableError when the port is taken, ConfigError when this machine cannot serve on the
-        address at all.
+        `listening` is the socket that this process's image before listened on. Raises UnavailableError when
+        the port is taken, ConfigError when this machine cannot serve on the address at all.
         """
         key = f"metrics.ports.{PORT_KEYS.get(self.daemon, self.daemon)}"
         try:
-            self._server = _Server(address, port, self._registry)
+            self._server = _Server(address, port, self._registry, listening)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise UnavailableError(
@@ -160,6 +169,12 @@ class Metrics:
             ) from error
         host = f"[{address}]" if ":" in address else address
         return f"{host}:{self._server.server_address[1]}"
+
+    @property
+    def listening(self) -> int:
+        """The descriptor of the socket that serve() listens on."""
+        assert self._server is not None
+        return self._server.fileno()
 
     def close(self) -> None:
         if self._server is not None:
@@ -191,9 +206,15 @@ class _Server(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = daemon_threads = True
 
-    def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, address: str, port: int, registry: CollectorRegistry, listening: int | None = None
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        super().__init__((address, port), _Handler.factory(registry))
+        super().__init__((address, port), _Handler.factory(registry), bind_and_activate=listening is None)
+        if listening is not None:
+            self.socket.close()
+            self.socket = socket.socket(fileno=listening)
+            self.server_address = self.socket.getsockname()
         self._is_ending = False
         self._thread: threading.Thread | None = None
 

@@ -10,9 +10,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from stoker.kit.handover import AdoptedChild
 from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
+from stoker.kit.process import ProcessId
 from stoker.store.record import parse_json
 from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.health.trainer_protocol import MOST_BYTES
@@ -27,6 +30,26 @@ class GuardedTrainer:
 
     def __init__(
         self,
+        guard: subprocess.Popen[bytes] | AdoptedChild,
+        *,
+        lock: Lock | None,
+        reports: int,
+        words: socket.socket,
+        notify_socket: Path,
+        waiter: Waiter,
+    ) -> None:
+        self.pid, self._guard, self._lock = guard.pid, guard, lock
+        self.trainer_pid: int | None = None
+        self._reports, self._socket, self._path = reports, words, notify_socket
+        self._unread = b""
+        self._end = GuardedEnd(None, None)
+        self._waiter, self._filenos = waiter, (reports, words.fileno())
+        for descriptor in self._filenos:  # readable when guard or trainer have sent a message or ended
+            waiter.add_fd(descriptor, "trainer")
+
+    @classmethod
+    def launched(
+        cls,
         command: Sequence[str],
         *,
         environ: Mapping[str, str],
@@ -34,18 +57,18 @@ class GuardedTrainer:
         stop_time_s: float,
         notify_socket: Path,
         waiter: Waiter,
-    ) -> None:
+    ) -> GuardedTrainer:
+        """Starts the command under a guard."""
         notify_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         notify_socket.unlink(missing_ok=True)  # left by an earlier supervisor
-        self._path = notify_socket
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(str(notify_socket))
-        self._reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        words.bind(str(notify_socket))
+        reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writing, True)
-        words = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s))
+        of_guard = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s))
         try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-m", "stoker.kit.guard", *words, "--", *command],
+            guard = subprocess.Popen(
+                [sys.executable, "-m", "stoker.kit.guard", *of_guard, "--", *command],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(lock.fileno(), writing),
@@ -53,14 +76,35 @@ class GuardedTrainer:
             )
         finally:
             os.close(writing)
-        self.pid = self._guard.pid
-        self.trainer_pid: int | None = None
-        self._lock = lock
-        self._unread = b""
-        self._end = GuardedEnd(None, None)
-        self._waiter, self._filenos = waiter, (self._reports, self._socket.fileno())
-        for descriptor in self._filenos:  # readable when guard or trainer have sent a message or ended
-            waiter.add_fd(descriptor, "trainer")
+        return cls(guard, lock=lock, reports=reports, words=words, notify_socket=notify_socket, waiter=waiter)
+
+    @classmethod
+    def adopted(
+        cls,
+        guard: ProcessId,
+        body: Mapping[str, Any],
+        handover: Mapping[str, int],
+        *,
+        path: Path,
+        waiter: Waiter,
+    ) -> GuardedTrainer:
+        """Goes on with the launch that this process's image before began, from its `handed_over`."""
+        words, reports = socket.socket(fileno=handover["words"]), handover["reports"]
+        words.setblocking(False)
+        child = AdoptedChild(guard)
+        trainer = cls(child, lock=None, reports=reports, words=words, notify_socket=path, waiter=waiter)
+        trainer._unread, trainer._end = body["unread"].encode(), GuardedEnd(**body["end"])
+        return trainer
+
+    @property
+    def is_begun(self) -> bool:
+        """Returns whether the guard has reported, and so holds the lock by itself."""
+        return self._lock is None
+
+    def handed_over(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Returns what this process's next image needs to go on, and the descriptors; the guard has begun."""
+        body = {"unread": self._unread.decode(), "end": vars(self._end)}
+        return body, {"reports": self._reports, "words": self._socket.fileno()}
 
     def poll(self) -> GuardedEnd | None:
         """Reads the guard's reports; returns the end of the launch once the guard has exited, else None."""
@@ -68,7 +112,7 @@ class GuardedTrainer:
         self._read_reports()
         if not gone:
             return None
-        self._lock.handed_over()
+        self._leave_lock()
         return self._end
 
     def drain(self) -> list[bytes]:
@@ -98,7 +142,7 @@ class GuardedTrainer:
         os.close(self._reports)
         self._socket.close()
         self._path.unlink(missing_ok=True)
-        self._lock.handed_over()
+        self._leave_lock()
 
     def _read_reports(self) -> None:
         data = b""
@@ -106,8 +150,13 @@ class GuardedTrainer:
             data = os.read(self._reports, 65536)  # more than all reports of a guard
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._lock.handed_over()
+            self._leave_lock()
             report = parse_json(line)
             self.trainer_pid = report.get("started", self.trainer_pid)
             if how := report.get("exited"):
                 self._end = GuardedEnd(how.get("code"), how.get("signal"), int(report.get("peak_bytes", 0)))
+
+    def _leave_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.handed_over()
+            self._lock = None

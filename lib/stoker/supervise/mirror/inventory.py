@@ -7,6 +7,7 @@ restarts. It distinguishes an unmounted warm from an empty warm, and names the c
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from stoker.checkpoints.retention import (
 from stoker.config.schema import Pipeline
 from stoker.kit.loop import Backoff
 from stoker.plan.positions import Position
-from stoker.store.record import read_or_set_aside, write_record
+from stoker.store.record import parse_json, read_or_set_aside, write_record
 
 RETRY_S = 10.0  # before an unreadable checkpoint is tried again
 
@@ -75,6 +76,22 @@ class Checkpoints:
     def sealed(self) -> Checkpoint | None:
         """The newest checkpoint that `note_sealed` found, while it exists."""
         return self._sealed if self._sealed is not None and self._sealed.path.exists() else None
+
+    def handed_over(self) -> dict[str, Any]:
+        """Returns what this process's next image takes for proven and spares."""
+        return {
+            "proven": {name: one.digest for name, one in self._proven.items()},
+            "kept": sorted(self.kept),
+        }
+
+    def adopt(self, body: Mapping[str, Any]) -> None:
+        """Takes over the proofs of this process's image before, of checkpoints that are still the same."""
+        self.kept = set(body["kept"])
+        for name, digest in body["proven"].items():
+            with contextlib.suppress(OSError):
+                data = (self.path(name) / BODY).read_bytes()
+                if hashlib.sha256(data).hexdigest() == digest:
+                    self.proven(name, parse_json(data), digest)
 
     def keep_also(self, milestones: frozenset[int]) -> None:
         """Makes retention keep these steps besides the configured ones."""

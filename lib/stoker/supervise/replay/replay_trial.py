@@ -108,7 +108,7 @@ class Trial:
         write_record(self.site.run.launch, self.body(launch, phase))
         self.say(f"steps {step + 1:,} to {phase.last:,} on timeline {phase.timeline}")
         lock = Lock.acquire(self.site.run.trainer_lock, purpose="stoker replay")
-        trainer = GuardedTrainer(
+        trainer = GuardedTrainer.launched(
             TRAINER,
             environ=trainer_environment(self.environ, launch, self.site.run),
             lock=lock,

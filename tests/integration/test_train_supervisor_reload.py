@@ -1,0 +1,310 @@
+"""SIGHUP: the supervisor begins again with new code and a new file, and its trainer notices nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stoker.kit.handover import VARIABLE
+from stoker.kit.lock import read_holder
+from stoker.kit.process import signal_process
+from stoker.store.layout import TRAIN_SUPERVISOR
+from support.processes import RunningDaemon, wait_gone
+from support.sites import write_site
+from support.training import TrainPipeline, make_training, never_two
+from support.waiting import LONG_S, wait_until
+
+ENDLESS = {
+    "train__steps": 100_000,
+    "train__checkpoint": {"every": None, "every_steps": 100_000},
+    "metrics__ports": {"download": 0, "shard": 0, "train": 0},
+}
+
+
+@pytest.mark.parametrize("reloads", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_a_trainer_notices_no_reload_and_nothing_is_lost_or_left(
+    shard_sets: Path, tmp_path: Path, reloads: int
+) -> None:
+    run = make_training(shard_sets, tmp_path / "reloaded", **ENDLESS)
+    daemon = run.start()
+    try:
+        trainer = run.wait_for_step(5)
+        launches, place, at_rest = run.run.launches.read_bytes(), metrics_place(run), at_rest_now(daemon, run)
+        with (
+            never_two(run.trainers),
+            always_held(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR), run.run.trainer_lock),
+        ):
+            for number in range(reloads):
+                reload(run, daemon, supervise__hang_limit=f"{20 + number}m")
+                assert at_rest_now(daemon, run) <= at_rest
+        assert run.trainers() == [trainer]
+        assert run.run.launches.read_bytes() == launches
+        assert metrics_place(run) == place
+        assert run.metrics()["stoker_events_total", "reloaded"] == reloads
+        assert {tuple(event["changed"]) for event in run.events("reloaded")} == {("supervise.hang_limit",)}
+        second = run.once()
+        assert (second.returncode, "held by" in second.stderr) == (75, True)
+
+        rows = [row["step"] for row in run.rows() if "loss" in row]
+        assert rows == list(range(1, len(rows) + 1)), "every step once"
+
+        signal_process(trainer, signal.SIGKILL)
+        launched = wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")[0]
+        assert run.events("trainer_exited")[0]["exit_class"] == "killed"
+        wait_until(lambda: trains(run, launched["launch"]), what="its first step")
+        environs = [Path(f"/proc/{child.pid}/environ").read_bytes() for child in run.processes()]
+        assert environs
+        assert not [environ for environ in environs if VARIABLE.encode() in environ]
+    finally:
+        assert daemon.stop() == 0
+    assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
+
+
+def test_what_cannot_be_reloaded_is_refused_and_the_old_code_goes_on(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(shadow))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    run = make_training(shard_sets, tmp_path / "refused", **ENDLESS)
+    whole = run.data.file.read_text()
+    with heard(tmp_path / "notify") as words:
+        daemon = run.start()
+        try:
+            trainer = run.wait_for_step(5)
+            run.data.file.write_text(whole + "trian: {}\n")
+            hang_up(daemon)
+            first = wait_until(lambda: run.events("reload_refused"), what="the refusal of the file")[0]
+            assert f"data.yaml:{whole.count(chr(10)) + 1}: trian" in first["reason"]
+
+            run.data.file.write_text(whole)
+            (shadow / "prometheus_client.py").write_text('raise ImportError("half an upgrade")\n')
+            hang_up(daemon)
+            second = wait_until(lambda: run.events("reload_refused")[1:], what="the refusal of the code")[0]
+            assert "half an upgrade" in second["reason"]
+            assert run.trainers() == [trainer]
+            assert not run.events("reloaded")
+
+            (shadow / "prometheus_client.py").unlink()
+            reload(run, daemon)
+            assert run.trainers() == [trainer]
+        finally:
+            assert daemon.stop() == 0
+    turns = [word for word in words if word in ("READY=1", "RELOADING=1", "MONOTONIC_USEC")]
+    assert turns == ["READY=1"] + ["RELOADING=1", "MONOTONIC_USEC", "READY=1"] * 3
+
+
+# In the new image, before it has read what was handed over.
+_SITE = f"""
+import os, signal, time
+from pathlib import Path
+def children(pid):
+    return [int(each) for each in Path(f"/proc/{{pid}}/task/{{pid}}/children").read_text().split()]
+def act(word):
+    try:
+        os.unlink(os.path.join(os.path.dirname(__file__), word))
+    except FileNotFoundError:
+        return
+    if word == "stop":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif word == "end":
+        guard, = children(os.getpid())
+        trainer, = children(guard)
+        os.kill(trainer, signal.SIGKILL)
+        while Path(f"/proc/{{guard}}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            time.sleep(0.01)
+    elif word == "fails":
+        raise FileNotFoundError(2, "No such file or directory", "python")
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+if {VARIABLE!r} in os.environ:
+    for word in ("stop", "end", "kill-begun"):
+        act(word)
+if "stokerd.train_supervisor" in " ".join(__import__("sys").orig_argv):
+    execve = os.execve
+    def watched(*words):
+        act("kill-before")
+        act("fails")
+        execve(*words)
+    os.execve = watched
+    from stoker.supervise.health.guarded import GuardedTrainer
+    adopted = GuardedTrainer.adopted
+    def taken(*words, **named):
+        trainer = adopted(*words, **named)
+        act("kill-taken")
+        return trainer
+    GuardedTrainer.adopted = taken
+"""
+
+
+@pytest.fixture
+def acting(shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ...]]:
+    """A run and its supervisor, and a function that has it reload and act at a place on the way."""
+    site = tmp_path / "site"
+    site.mkdir()
+    write_site(site, _SITE)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    run = make_training(shard_sets, tmp_path / "acting", **ENDLESS)
+    daemon = run.start()
+
+    def act(word: str) -> None:
+        (site / word).touch()
+        run.wait_for_step(run.last_step() + 3)
+        hang_up(daemon)
+
+    try:
+        yield run, daemon, act
+    finally:
+        daemon.stop()
+
+
+def test_a_reload_that_fails_a_trainers_end_and_a_stop_in_the_middle_of_it(acting: tuple[Any, ...]) -> None:
+    run, daemon, act = acting
+    act("fails")
+    (refused,) = wait_until(lambda: run.events("reload_refused"), what="the refusal")
+    assert "No such file or directory" in refused["reason"]
+    assert len(run.events("trainer_launched")) == 1
+
+    act("end")
+    wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")
+    assert [event["exit_class"] for event in run.events("trainer_exited")] == ["killed"]
+
+    act("stop")
+    assert daemon.process.wait(LONG_S) == 0
+    assert [event["event"] for event in run.events()][-2:] == ["trainer_exited", "daemon_stopped"]
+    assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
+    assert run.checkpoints() == [f"step-{run.last_step():09}"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "kill-begun",
+        pytest.param("kill-before", marks=pytest.mark.long),
+        pytest.param("kill-taken", marks=pytest.mark.long),
+    ],
+)
+def test_after_a_kill_on_the_way_the_trainer_saves_and_the_next_start_goes_on(
+    acting: tuple[Any, ...], place: str
+) -> None:
+    run, daemon, act = acting
+    with never_two(run.trainers):
+        act(place)
+        assert daemon.process.wait(LONG_S) == -signal.SIGKILL
+        second = run.start()
+        try:
+            launched = wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")
+            assert launched[0]["resume_step"] >= 3, "what the trainer saved"
+        finally:
+            assert second.stop() == 0
+    wait_gone(run.processes())
+
+
+def reload(run: TrainPipeline, daemon: RunningDaemon, **changes: Any) -> None:
+    """Change the file and have it read; returns once the new image trains on."""
+    before, pid = len(run.events("reloaded")), daemon.pid
+    configure(run, **changes)
+    hang_up(daemon)
+    wait_until(lambda: run.events("reloaded")[before:], what="the reload")
+    run.wait_for_step(run.last_step() + 3)
+    assert daemon.process.poll() is None
+    assert run.data.status(TRAIN_SUPERVISOR)["pid"] == pid
+
+
+def trains(run: TrainPipeline, launch: str) -> bool:
+    shown = run.data.status(TRAIN_SUPERVISOR)
+    return shown["launch"] == launch and shown["phase"] == "train"
+
+
+def hang_up(daemon: RunningDaemon) -> None:
+    daemon.process.send_signal(signal.SIGHUP)
+
+
+def configure(run: TrainPipeline, **changes: Any) -> None:
+    body = yaml.safe_load(run.data.file.read_text())
+    for dotted, value in changes.items():
+        *parents, last = dotted.split("__")
+        section = body
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    run.data.file.write_text(yaml.safe_dump(body))
+
+
+def metrics_place(run: TrainPipeline) -> str:
+    holder = read_holder(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR))
+    assert holder is not None
+    return str(holder.extra["metrics"])
+
+
+def at_rest_now(daemon: RunningDaemon, run: TrainPipeline) -> Counter[str]:
+    """Its descriptors by kind or file, once it has no child but the guard, and no zombie."""
+
+    def look() -> Counter[str]:
+        found = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
+        if found != [str(guard.pid) for guard in run.guards()]:
+            return Counter()
+        with contextlib.suppress(FileNotFoundError):
+            open_files = [str(one.readlink()) for one in Path(f"/proc/{daemon.pid}/fd").iterdir()]
+            shown = [re.sub(r":\[\d+\]$", "", name) for name in open_files]
+            return Counter(name for name in shown if not name.startswith("/proc"))  # open for an instant
+        return Counter()
+
+    return wait_until(look, what="a supervisor at rest")
+
+
+@contextlib.contextmanager
+def always_held(*locks: Path) -> Iterator[None]:
+    """Try to take these locks all the time, as a second supervisor would; fail if one was ever free."""
+    done, free = threading.Event(), list[Path]()
+
+    def look() -> None:
+        while not done.wait(0.002):
+            for lock in locks:
+                descriptor = os.open(lock, os.O_RDWR)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    free.append(lock)
+                os.close(descriptor)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    assert not free
+
+
+@contextlib.contextmanager
+def heard(path: Path) -> Iterator[list[str]]:
+    """What comes to a socket meanwhile, as systemd would read it; of a time its key alone."""
+    words = list[str]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(path))
+
+        def listen() -> None:
+            while (text := systemd.recv(4096).decode()) != "end":
+                words.extend(line.split("=")[0] if "USEC" in line else line for line in text.splitlines())
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            yield words
+        finally:
+            systemd.sendto(b"end", str(path))
+            listener.join()
