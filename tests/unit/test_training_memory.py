@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ from stoker.training.model import Model, initialize
 from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.shape import Shape
-from stoker.training.step import Stepper
+from stoker.training.step import Stepper, add_gradients
 from stoker.training.trial import fitting, pass_bytes
-from support.trainer_run import Inbox, TrainerRun
+from support.trainer_run import SEQ_LEN, Inbox, TrainerRun
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
@@ -123,7 +124,9 @@ def test_an_update_that_runs_out_of_memory_is_never_made_twice() -> None:
 
 def test_an_evaluation_halves_for_itself_and_reads_every_window_once() -> None:
     windows = np.random.default_rng(1).integers(0, 40, (11, 13)).astype("<u2")
-    found = evaluate(hungry(most=2), windows, compute=CPU, micro_batch=4)
+    starved = hungry(most=2)
+    found = evaluate(starved, windows, compute=CPU, micro_batch=4)
+    assert starved.passes == 1 + 1 + 4  # of 4 windows, of 4 that do not fit, then of 2
     plain = evaluate(hungry(most=100), windows, compute=CPU, micro_batch=11)
     assert found is not None and plain is not None
     assert found.loss == pytest.approx(plain.loss, rel=1e-6)
@@ -218,23 +221,64 @@ def test_only_a_run_without_a_micro_batch_tries_one(
     assert (tried, training.numerics.micro_batch) == (tries, micro_batch)
 
 
+def test_a_run_of_a_gpu_is_not_loaded_without_one(run: TrainerRun) -> None:
+    write_record(run.layout.launch, run.record("launch-1") | {"numerics": {"device": "cuda"}})
+    with sealer_of(run) as sealer, pytest.raises(Transient):
+        load(read_launch(environ(run)), Protocol("", "launch-1"), Stop(), sealer)
+
+
 @pytest.mark.parametrize("late", [False, True])
-def test_bits_end_after_the_last_step_of_the_wider_passes(run: TrainerRun, late: bool) -> None:
+@pytest.mark.parametrize("why", ["no memory", "retries"])
+def test_bits_end_after_the_last_step_of_the_wider_passes(run: TrainerRun, late: bool, why: str) -> None:
     write_record(run.layout.launch, run.record("launch-1") | {"deterministic": False})
     inbox = Inbox(run.root / "socket")
     with sealer_of(run) as sealer:
         training = load(read_launch(environ(run)), Protocol(str(inbox.path), "launch-1"), Stop(), sealer)
         training.looks_late = late
-        training.model.embedding.register_forward_pre_hook(
-            lambda _, ids: too_much() if training.optimizer.steps == 2 and len(ids[0]) > 2 else None
-        )
+        steps = training.optimizer
+        if why == "retries":
+            training.pressure.is_too_high = lambda: steps.steps == 2  # type: ignore[method-assign]
+        else:
+            training.model.embedding.register_forward_pre_hook(
+                lambda _, ids: too_much() if steps.steps == 2 and len(ids[0]) > 4 else None
+            )
         assert training.run() == "steps"
     told = [word for word in inbox.read() if "NUMERICS" in word]
     inbox.close()
-    assert [(word["STEP"], word["MICRO_BATCH"]) for word in told] == [("0", "8"), ("2", "4"), ("2", "2")]
+    assert [(word["STEP"], word["MICRO_BATCH"]) for word in told] == [("0", "8"), ("2", "4")]
     assert [row["step"] for row in run.rows() if "loss" in row] == [1, 2, 3, 4]
     (checkpoint,) = run.checkpoints()
-    assert json.loads((checkpoint / "checkpoint.json").read_bytes())["micro_batch"] == 2
+    assert json.loads((checkpoint / "checkpoint.json").read_bytes())["micro_batch"] == 4
+
+
+def test_an_entry_of_longer_windows_takes_passes_of_fewer(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path, steps=2)
+    run.plan(8)
+    run.plan(8, seq_len=2 * SEQ_LEN)
+    write_record(run.layout.launch, run.record("launch-1") | {"micro_batch": 4, "heldout": None})
+    shapes: list[tuple[int, ...]] = []
+    with sealer_of(run) as sealer:
+        training = load(read_launch(environ(run)), Protocol("", "launch-1"), Stop(), sealer)
+        training.model.embedding.register_forward_pre_hook(lambda _, ids: shapes.append(ids[0].shape))
+        assert training.run() == "steps"
+    assert shapes == [(4, SEQ_LEN)] * 2 + [(2, 2 * SEQ_LEN)] * 4
+
+
+@pytest.mark.gpu
+def test_on_a_card_a_trial_and_a_step_find_what_fits() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    card = Compute(torch.device("cuda"), bf16=True)
+    wide = Model(Shape(256, 1024, 2, 256, 4, 4, 8192, 10000.0, 1e-5, True)).to(card.device)
+    initialize(wide, 1)
+    _, whole = torch.cuda.mem_get_info()
+    # So much that all windows cannot fit: 8192 floats each of gate, up and their product.
+    batch = 1 << (whole // (1024 * 8192 * 6) - 1).bit_length()
+    most = fitting(wide, batch, global_batch=batch, length=1024, compute=card)
+    assert 1 <= most < batch and batch % most == 0
+    windows = torch.zeros((batch, 1025), dtype=torch.int64, device=card.device)
+    made = while_it_fits(lambda size: (size, add_gradients(wide, torch.split(windows, size), card)), batch)
+    assert made[0] < batch and math.isfinite(float(made[1]))
 
 
 @contextmanager

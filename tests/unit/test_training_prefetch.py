@@ -94,5 +94,16 @@ def test_a_wrong_window_is_an_error_when_its_turn_comes(run: TrainerRun, opened:
         prefetcher.next()
 
 
+@pytest.mark.gpu
+def test_for_a_card_batches_are_pinned(run: TrainerRun) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    run.plan(30)
+    prefetcher = Prefetcher(batches(run), torch.device("cuda"))
+    batch = prefetcher.next()
+    prefetcher.close()
+    assert batch is not None and all(group.is_pinned() for group in batch.groups)
+
+
 def _key(run: TrainerRun, entry: int) -> str:
     return batches(run).plan.segments[entry].sets[0][0][:16]
