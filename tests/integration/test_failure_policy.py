@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ import pytest
 
 from stoker.kit.lock import read_holder
 from stoker.observe.machine import MemoryWatch
+from support.cgroups import cgroup_of, inside
 from support.mischief import Mischief
 from support.mounts import WHY_NOT, apart
 from support.parquet import write_fineweb
@@ -122,43 +122,12 @@ def test_failed_allocations_bring_the_ladder_down_to_a_pause_that_ends_by_itself
     assert not data.reasons()
 
 
-def is_empty(group: Path) -> bool:
-    return not (group / "cgroup.procs").read_text()
-
-
-@contextlib.contextmanager
-def cgroup_of(limit: int) -> Iterator[Path]:
-    """A memory cgroup below our own, of version 2 or 1; skips where none can be made."""
-    last = "no memory cgroup is mounted"
-    for version, ours in MemoryWatch()._groups:
-        group = ours / f"stoker-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError as error:
-            last = str(error)
-            continue
-        try:
-            (group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).write_text(str(limit))
-        except OSError as error:
-            group.rmdir()
-            last = str(error)
-            continue
-        try:
-            yield group
-        finally:
-            wait_until(functools.partial(is_empty, group), what="the cgroup to be empty")
-            group.rmdir()
-        return
-    pytest.skip(f"NOT TESTED HERE, the kernel's OOM killer: no memory cgroup can be made ({last})")
-
-
 @pytest.mark.root
 def test_what_the_kernel_kills_in_a_full_cgroup_ran_out_of_memory(tmp_path: Path, mischief: Mischief) -> None:
     data = files(tmp_path, "000", "001", shard__workers=1, shard__memory={"soft": "300MiB", "hard": "4GiB"})
     mischief.plan("fat", "000", 1500)
     with cgroup_of(800 << 20) as group:
-        into = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
-        daemon = start_daemon([*into, *daemon_command(LOOP, data.file)], tmp_path / "loop.err")
+        daemon = start_daemon([*inside(group), *daemon_command(LOOP, data.file)], tmp_path / "loop.err")
         try:
             wait_until(lambda: data.states() == TWO, what="both files")
             assert ends(data, "out_of_memory")

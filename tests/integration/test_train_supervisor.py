@@ -182,7 +182,7 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         assert seen["stoker_train_tokens_per_second",] == 0.0 and math.isnan(seen["stoker_train_mfu_ratio",])
         names = ("data_wait_seconds", "save_stall_seconds", "memory_bytes", "allocation_retries_total")
         assert [seen[f"stoker_train_{name}",] for name in names] == [0.0, 0.5, 2**20, 1.0]
-        assert seen["stoker_train_micro_batch",] == 4.0
+        assert seen["stoker_train_micro_batch",] == 16.0
         assert seen["stoker_train_fruitless_launches",] == 0.0  # the one that runs has made steps
         wait_until(lambda: told(run, f"checkpoint {run.last_step()}"), what="a save during the wait")
         assert told(run, f"since {waiting['since']}"), "a checkpoint does not end the wait"

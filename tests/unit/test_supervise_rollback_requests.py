@@ -36,7 +36,11 @@ class Case:
         self.bad: set[str] = set()
         self.words: list[str] = []
         self.back: list[int] = []
-        store = SimpleNamespace(record=object(), rolled_back=self.back.append, is_file_changed=False)
+        store = SimpleNamespace(
+            record=SimpleNamespace(fork=None),
+            rolled_back=lambda step, halted: self.back.append(step),
+            is_file_changed=False,
+        )
         accounts = SimpleNamespace(
             timelines=lambda: read_timelines(self.files.timelines),
             history=lambda: ancestry(read_timelines(self.files.timelines)),

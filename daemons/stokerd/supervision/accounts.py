@@ -205,6 +205,7 @@ class RunStore:
         self.pipeline = pipeline
         self.path = pipeline.layout.run(pipeline.train.run).record
         self.record: RunRecord | None = None
+        self._file = file_digest(pipeline)
         body = read_or_set_aside(self.path, pipeline.layout.quarantine)
         if body is not None:
             self.record = run_record.parse_record(body, self.path)
@@ -260,30 +261,32 @@ class RunStore:
         if self.begun.fruitless:
             self.change(fruitless=0)
 
-    def rolled_back(self, step: int) -> None:
-        """Makes the run continue from an earlier step, also where it had finished or failed."""
-        self.change(state="waiting", finished=None, reason=None, halted=None, fruitless=0, best_step=step)
+    def rolled_back(self, step: int, *, halted: Mapping[str, Any] | None = None) -> None:
+        """Makes the run continue from an earlier step, also where it had finished, failed or halted."""
+        state = "waiting" if halted is None else "halted"
+        self.change(state=state, finished=None, reason=None, halted=halted, fruitless=0, best_step=step)
 
-    def halt(self, reason: str, kind: str, remedy: str) -> None:
-        """Ends launches until `resume`, also over restarts."""
-        about: dict[str, Any] = {"reason": reason, "class": kind, "remedy": remedy, "since": utc_now()}
-        about |= {"launches": self.begun.launches, "file": file_digest(self.pipeline)}
-        self.change(state="halted", halted=about)
+    def halted(self, reason: str, kind: str, remedy: str) -> dict[str, Any]:
+        """Returns the fields that end launches until `resume`, also over restarts."""
+        about = {"reason": reason, "class": kind, "remedy": remedy, "since": utc_now()}
+        numbers = {"launches": self.begun.launches, "file": self._file}
+        return {"state": "halted", "halted": {**about, **numbers}}
 
     def pause(self, by: str) -> None:
         """Ends launches until `resume`, because an operator asks for it."""
         state = "paused" if self.begun.halted is None else "halted"
         self.change(state=state, paused={"since": utc_now(), "by": by})
 
-    def resume(self) -> None:
-        """Allows launches again; none of those before counts as fruitless."""
-        self.change(state="waiting", halted=None, paused=None, fruitless=0)
+    def resume(self, *, paused: Mapping[str, Any] | None = None) -> None:
+        """Allows launches again, unless the run stays paused; none of those before counts as fruitless."""
+        state = "waiting" if paused is None else "paused"
+        self.change(state=state, halted=None, paused=paused, fruitless=0, tried=None)
 
     @property
     def is_file_changed(self) -> bool:
         """Whether the pipeline file says something else than when the run was halted."""
         halted = self.record.halted if self.record is not None else None
-        return halted is not None and halted["file"] != file_digest(self.pipeline)
+        return halted is not None and halted["file"] != self._file
 
     def change(self, **changes: Any) -> None:
         self._write(replace(self.begun, **changes))

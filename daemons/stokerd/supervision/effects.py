@@ -22,6 +22,7 @@ from stoker.supervise.actions import Job, ProveCheckpoint
 from stoker.supervise.decide import mirror_job
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
+from stokerd.supervision import policies
 from stokerd.supervision.jobs import ACTIVITIES, MIRROR
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
@@ -55,7 +56,7 @@ class Effects:
             do.Suspect: self.trainer.suspect,
             do.StopTrainer: self.trainer.stop,
             do.EndLaunch: self.trainer.ended,
-            do.Halt: self._halt,
+            do.Halt: lambda action: policies.halt(self.run, action.reason),
             do.Finish: self._finish,
             do.Rest: self._rest,
             do.End: self._end,
@@ -104,6 +105,7 @@ class Effects:
             self.workers.stop()
         if phase is Phase.PROVING:
             self.requests.take_up()
+            policies.set_aside(self.run)
             self.run.keep_milestones()
             self.run.checkpoints.note_sealed(self.run.accounts.history())
             for name in self.run.checkpoints.before_selection():
@@ -135,12 +137,6 @@ class Effects:
         for process in left.processes if action.signal else ():
             signal_process(process, getattr(signal, f"SIG{action.signal}"))
         self.run.change(is_reported=True, is_term_sent=state.is_term_sent or bool(action.signal))
-
-    def _halt(self, action: do.Halt) -> None:
-        run = self.run
-        run.store.halt(action.reason, action.kind, action.remedy)
-        words = {"class": action.kind, "remedy": action.remedy, "step": run.at.step}
-        run.events.record("run_halted", "error", message=action.reason, **words)
 
     def _finish(self, action: do.Finish) -> None:
         run, record, why = self.run, self.run.store.record, action.why
@@ -191,7 +187,7 @@ class Effects:
 
     def _answer_end(self, action: do.AnswerEnd) -> None:
         run = self.run
-        run.store.change(fruitless=action.fruitless, best_step=action.best_step)
+        policies.answer(run, action)
         # The end is cleared only after the record is on disk: a full disk must not lose a failure.
         failures = 0 if action.has_progressed else run.state.failures + 1
         run.change(exit=None, trainer=None, failures=failures)

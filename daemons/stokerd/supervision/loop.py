@@ -25,9 +25,11 @@ from stoker.supervise.decide import Seen, decide, mirror_job
 from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.state import Phase
 from stokerd.common.loop import CHECK_RELOAD
+from stokerd.supervision import policies
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.gpus import Gpus
 from stokerd.supervision.jobs import MIRROR
+from stokerd.supervision.policies import mark_of
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.status import Status
 from stokerd.supervision.workers import Workers
@@ -95,7 +97,8 @@ class Supervisor:
                 self.effects.ended(job, end)
             self._reap()
             trainers_end = self.effects.trainer.hear()
-            self.effects.trainer.note_xids(self.gpus.look(self.run.state.live))
+            xids = self.gpus.look(self.run.state.live)
+            self.effects.trainer.note_cards(xids, self.gpus.cards.others_share())
             if trainers_end is not None:
                 self.status.show(
                     self.workers.jobs.get(MIRROR)
@@ -160,12 +163,15 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         case Phase.CLEANING:
             return replace(seen, left=effects.leftovers())
         case Phase.PROVING:
-            rollback = effects.requests.next_rollback() or effects.requests.longer_horizon()
+            requests = effects.requests
+            rollback = requests.next_rollback() or requests.of_policy() or requests.longer_horizon()
             if rollback is not None:
                 return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
             return _proving(run, seen)
         case Phase.WAITING:
             return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate)
+        case Phase.HALTED if run.store.is_file_changed:  # by a reload
+            return replace(seen, held="")
         case Phase.FINISHED if not run.state.is_at_rest:
             return replace(seen, is_settled=_is_settled(run, seen))
         case _:
@@ -176,7 +182,8 @@ def _proving(run: Run, seen: Seen) -> Seen:
     """Returns the facts by which a checkpoint is chosen."""
     history = run.accounts.history()
     if run.state.is_settled:
-        return replace(seen, over=run.accounts.over(run.at))
+        facts = policies.facts(run) if run.state.exit is not None else seen.facts
+        return replace(seen, over=run.accounts.over(run.at), facts=facts)
     name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()
     newest = run.checkpoints.get(name)
     seen = replace(
@@ -190,7 +197,8 @@ def _proving(run: Run, seen: Seen) -> Seen:
     step = newest.step if newest is not None else None
     look = run.mirror.to_look(step, history, has_rejected=has_rejected)
     newer = fallback(run.mirror.copies, history, -1 if step is None else step)
-    return replace(seen, look=look, newer=next(iter(newer), None))
+    suspects = run.store.record.suspects if run.store.record is not None else ()
+    return replace(seen, look=look, newer=next((one for one in newer if mark_of(one) not in suspects), None))
 
 
 def _is_settled(run: Run, seen: Seen) -> bool:

@@ -63,7 +63,7 @@ class Requests:
         """
         run = self.run
         if run.store.is_file_changed:
-            self._go_on("the pipeline file has changed")
+            self._go_on("the pipeline file has changed", paused=run.store.begun.paused)
         if restored := rollback.restore_lost(run.layout):
             self.events.record("timelines_restored", "warning", forks=restored, source="checkpoints")
         timelines = run.accounts.timelines()
@@ -88,6 +88,8 @@ class Requests:
     def roll_back(self, request_id: str) -> bool:
         """Makes or refuses a rollback and answers; returns True when made. Stop all workers before."""
         run = self.run
+        if (decided := self._decided_by_policy()) is not None and request_id == decided["id"]:
+            return self._roll_back_by_policy()
         request = next((one for one in self._rollbacks() if one.id == request_id), None)
         if request is None:
             return False
@@ -106,6 +108,38 @@ class Requests:
             is_made, outcome = False, self._refused(request, refusal)
         self.box.finish(request, outcome)
         return is_made
+
+    def of_policy(self) -> AskedRollback | None:
+        """Returns the rollback that the policy decided on and that is not made yet."""
+        if (decided := self._decided_by_policy()) is None:
+            return None
+        to = decided["to"]
+        name = checkpoint_name(to) if to else ""
+        return AskedRollback(decided["id"], to, name, to in self._standing().steps, self._copy(to))
+
+    def _decided_by_policy(self) -> Mapping[str, Any] | None:
+        return self.run.store.record.fork if self.run.store.record is not None else None
+
+    def _roll_back_by_policy(self) -> bool:
+        """Makes the rollback that the policy decided on; returns False where it cannot be made any more."""
+        run, decided = self.run, self._decided_by_policy() or {}
+        asked = {key: decided[key] for key in ("to", "skip", "reason", "timeline")}
+        ask = Ask(**asked, request=decided["id"])
+        try:
+            if (fork := self._made(ask)) is None:
+                fork = self._decided(ask)
+                self._make(fork, halted=run.store.begun.halted)
+        except (RollbackRefused, DataError, Transient) as refusal:
+            self.events.record("rollback_refused", "warning", request=ask.request, message=str(refusal))
+            run.store.change(fork=None)
+            return False
+        run.store.change(fork=None)
+        windows = rollback.skipped_windows(run.planner.plan, fork.skip)
+        words = {"timeline": fork.number, "to": fork.from_step, "windows": windows}
+        self.events.record(
+            "windows_skipped" if fork.skip else "rolled_back", "warning", **words, reason=fork.reason
+        )
+        return True
 
     def longer_horizon(self) -> AskedRollback | None:
         """Returns the way back to where the decay of wsd began, if the horizon is longer now."""
@@ -132,9 +166,9 @@ class Requests:
         self.events.record("horizon_longer", "warning", step=to, left=left, steps=steps, message=message)
         return True
 
-    def _make(self, fork: Timeline) -> Moved:
-        """Makes a decided rollback."""
-        self.run.store.rolled_back(fork.from_step)
+    def _make(self, fork: Timeline, halted: Mapping[str, Any] | None = None) -> Moved:
+        """Makes a decided rollback, of a run that stays halted or goes on."""
+        self.run.store.rolled_back(fork.from_step, halted=halted)
         moved = rollback.roll_back(self.run.layout, fork, self.run.pipeline.quarantine)
         self._report_moved(fork, moved)
         return moved
@@ -226,11 +260,11 @@ class Requests:
         self._go_on(f"asked for by {request.by}")
         return {"resumed": True}
 
-    def _go_on(self, why: str) -> None:
+    def _go_on(self, why: str, paused: Mapping[str, Any] | None = None) -> None:
         """Allows launches again."""
         run = self.run
         was = run.store.begun.held
-        run.store.resume()
+        run.store.resume(paused=paused)
         run.change(failures=0, retry_at=0.0)
         self.events.record("run_resumed", message=why, was=was)
 

@@ -17,7 +17,6 @@ from stoker.store.errors import DataError, StokerError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
-from stoker.supervise.decide import has_progressed
 from stoker.supervise.health.exits import ExitClass
 from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.progress import waiting_words
@@ -176,7 +175,7 @@ def _fruitless(run: Run) -> int:
         return 0
     if live is None:
         return record.fruitless
-    if has_progressed(live, run.at.step):
+    if run.at.step > live.launch.resume_step:
         return 0
     return max(0, record.fruitless - 1)  # the record counts the one that runs, which may still progress
 

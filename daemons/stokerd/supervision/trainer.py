@@ -157,14 +157,16 @@ class TrainerControl:
             self._memory.tree_kills(),
             sealed_step=run.checkpoints.sealed.step if run.checkpoints.sealed else None,
             headroom_after_bytes=self._memory.look().headroom_bytes,
+            micro_batch=trainer.view.micro_batch or (self._body["numerics"] or {}).get("micro_batch"),
             free_bytes=free_bytes(run.layout.checkpoints),
         )
 
-    def note_xids(self, xids: Sequence[int]) -> None:
-        """Takes in Xids that the cards brought about by themselves."""
+    def note_cards(self, xids: Sequence[int], others_share: float | None) -> None:
+        """Takes in Xids that the cards brought about by themselves, and what others hold of their memory."""
         trainer = self.run.state.live
-        if xids and trainer is not None:
-            evidence = replace(trainer.evidence, xids=(*trainer.evidence.xids, *xids)[-MOST_XIDS:])
+        if trainer is not None and (xids or others_share != trainer.evidence.gpu_others_share):
+            all_xids = (*trainer.evidence.xids, *xids)[-MOST_XIDS:]
+            evidence = replace(trainer.evidence, xids=all_xids, gpu_others_share=others_share)
             self.run.change(trainer=replace(trainer, evidence=evidence))
 
     def _note_numerics(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.store.files import drop_first, make_dir, move_durably
+from stoker.store.files import drop_first, make_dir, move_durably, remove_tree
 from stoker.store.record import new_id, utc_now, write_record
 
 PREFIX, REASON = "checkpoint-", "reason.json"
@@ -34,6 +34,16 @@ def quarantine_checkpoint(
     write_record(place / REASON, why)
     move_durably(checkpoint, place / checkpoint.name)
     return Quarantined(place, drop_over_budget(quarantine, keep=keep, keep_bytes=keep_bytes))
+
+
+def put_back(quarantine: Path, checkpoint: Path) -> bool:
+    """Moves the checkpoint of this name that was set aside last back to its path, unless another is there."""
+    places = [place for place in quarantined(quarantine) if (place / checkpoint.name).is_dir()]
+    if not places or checkpoint.exists():
+        return False
+    move_durably(places[-1] / checkpoint.name, checkpoint)
+    remove_tree(places[-1])
+    return True
 
 
 def drop_over_budget(quarantine: Path, *, keep: int, keep_bytes: int) -> tuple[str, ...]:

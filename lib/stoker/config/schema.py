@@ -306,6 +306,7 @@ class Supervise(Section):
     stop_time: PositiveSeconds = 300.0
     hang_limit: PositiveSeconds = 900.0
     no_progress_launches: Positive = 5
+    skips_in_1000_steps: Natural = 3  # of windows that make a step not finite
     backoff: BackoffPolicy = BackoffPolicy()
 
 

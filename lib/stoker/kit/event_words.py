@@ -133,6 +133,7 @@ _TRAIN: Words = {
     "checkpoint_proven": "a checkpoint is proven whole",
     "checkpoint_pruned": "a superfluous checkpoint was removed",
     "checkpoint_quarantined": "a checkpoint is not whole and is set aside",
+    "checkpoint_suspect": "a checkpoint that is whole could not be loaded twice; the one before it is used",
     "checkpoint_unreadable": "a checkpoint cannot be read now",
     "checkpoints_abandoned": "a rollback moved later checkpoints aside",
     "data_wait": "the run waits for data",
@@ -155,6 +156,7 @@ _TRAIN: Words = {
     "leftovers_found": "processes of an earlier launch still run",
     "memorization_suspected": "text read again is fitted far better than held-out text",
     "micro_batch_halved": "memory was short; further steps are made of smaller passes",
+    "micro_batch_lowered": "memory ran out; the next launch gets a smaller micro-batch",
     "milestone_missing": "train.steps was raised, and the checkpoint where the decay of wsd began is gone",
     "mirror_awaited": "the launch waits for the mirror's listing",
     "mirror_copy_bad": "a copy on the mirror is wrong",
@@ -191,6 +193,7 @@ _TRAIN: Words = {
     "trainer_launched": "a launch began",
     "trainer_stop_asked": "the trainer is asked to save and end",
     "trainer_suspect": "the trainer may hang",
+    "windows_skipped": "the windows of a step that was not finite twice are passed over",
 }
 WORDS: Mapping[str, Words] = {
     DOWNLOAD_WATCHDOG: {**_EVERY, **_DOWNLOAD},

@@ -72,6 +72,7 @@ SENTENCES = {
     "horizon_longer": "the run goes back from step {left} to {step} for its {steps} steps: {message}",
     "listing_complete": "all {files:file} of the source verified",
     "micro_batch_halved": "memory is short: after step {step} passes of {micro_batch}, not {before} windows",
+    "micro_batch_lowered": "memory ran out: passes of {micro_batch}, not {before} windows from now on",
     "milestone_missing": "the run has {steps} steps now; {message}",
     "parallelism_changed": "{what}: {to} instead of {from}: {reason}",
     "plan_grown": "{windows:window} planned, of epoch {epoch}",
@@ -106,6 +107,7 @@ SENTENCES = {
     "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
     "trainer_stop_asked": "the trainer is asked to save and end",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",
+    "windows_skipped": "{windows:window} are passed over from step {to} on: {reason}",
 }
 
 

@@ -107,6 +107,15 @@ class Cards:
                 name: value for name, value in figures.items() if value is not None or name not in COUNTERS
             }
 
+    def others_share(self) -> float | None:
+        """Returns the share of a card's memory that processes other than the trainer's hold: the greatest."""
+        shares = list[float]()
+        for card in self.cards.values():
+            held = (card.figures.get("process_memory_bytes") or {}).get("other")
+            total = card.figures.get("memory_total_bytes")
+            shares += [held / total] if held is not None and total else []
+        return max(shares, default=None)
+
     def label(self, seen: Mapping[str, Any]) -> str:
         """Returns the label of a card that the sampler names by index and UUID."""
         known = (label for label, card in self.cards.items() if card.uuid and card.uuid == seen["uuid"])

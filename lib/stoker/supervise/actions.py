@@ -10,6 +10,7 @@ from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.process import ProcessId
 from stoker.supervise.health.exits import Exit
 from stoker.supervise.mirror.inventory import Look
+from stoker.supervise.policy import Response
 from stoker.supervise.state import Phase
 
 
@@ -151,12 +152,14 @@ class Settle(Action):
 
 @dataclass(frozen=True)
 class AnswerEnd(Action):
-    """Record the end of the last launch in run.json, and clear it from the state."""
+    """Record the end of the last launch and what follows it in run.json, and clear it from the state."""
 
     fruitless: int
     best_step: int
     has_progressed: bool
     doubts_data: bool = False
+    response: Response = field(default_factory=Response)
+    kind: str = ""  # the class of the end
 
 
 class KeepBooks(Action):
@@ -193,8 +196,6 @@ class Halt(Action):
     """Make no more launches until an operator resumes the run or changes its file."""
 
     reason: str
-    kind: str  # the class of the last end, "" where it is not known
-    remedy: str
 
 
 @dataclass(frozen=True)

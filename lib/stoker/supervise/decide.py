@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stoker.checkpoints.mirror.layout import Mirrored, superfluous, waiting
 from stoker.checkpoints.retention import History, RetentionPolicy
 from stoker.config.schema import Supervise
 from stoker.store.errors import ConfigError, DataError, StokerError, Transient
 from stoker.supervise import actions as do
-from stoker.supervise.health.exits import Exit, ExitClass, GuardedEnd, classify
+from stoker.supervise.health.exits import ExitClass, GuardedEnd, classify
 from stoker.supervise.health.liveness import judge
 from stoker.supervise.mirror.inventory import Look, MirrorState
-from stoker.supervise.policy import remedy
+from stoker.supervise.policy import Case, Facts, Response, no_progress, respond
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.state import Phase, RunState, Trainer
 
@@ -58,6 +58,8 @@ class Seen:
     look: Look = "no"  # whether the mirror must be listed before a launch from the candidate
     newer: Mirrored | None = None  # the mirror's newest copy that is newer than the candidate
     why_not_from_start: str = ""  # why the run cannot begin at step 0
+
+    facts: Facts = field(default_factory=Facts)  # for the policy
 
     gate: Gate | None = None  # the first closed gate
 
@@ -160,40 +162,32 @@ def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
     return (do.Wait(doing),)
 
 
-def has_progressed(trainer: Trainer, proven_step: int) -> bool:
-    """Returns whether a launch sealed a checkpoint that is proven: steps without one are made again."""
-    return proven_step > trainer.launch.resume_step
-
-
 def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
     """Answers the end of the last launch: another launch, now or after a delay, or none."""
     trainer, exit_ = run.trainer, run.exit
     if trainer is None or exit_ is None:
         return (do.Enter(Phase.WAITING),)
-    fruitful = has_progressed(trainer, seen.step)
+    launch, best = trainer.launch, max(seen.best_step, trainer.step, seen.step)
+    fruitful = seen.step > launch.resume_step
     fruitless = 0 if fruitful else max(0, seen.fruitless - exit_.is_blameless)  # `launching` counted it
-    best = max(seen.best_step, trainer.step, seen.step)
-    is_part = exit_.kind is ExitClass.FINISHED and trainer.launch.until is not None
-    is_over = seen.over is not None or is_part
-    answer = do.AnswerEnd(fruitless, best, fruitful, not is_over and exit_.doubts_data)
-    if is_over or seen.held:
+    answer = do.AnswerEnd(fruitless, best, fruitful, kind=exit_.kind, response=Response(seen.facts.tried))
+    is_part = exit_.kind is ExitClass.FINISHED and launch.until is not None
+    if seen.over is not None or is_part or seen.held:
         return answer, do.Enter(Phase.WAITING)
+    answer = replace(answer, doubts_data=exit_.doubts_data)
     if exit_.kind is ExitClass.WRONG_CONFIG:
-        return answer, do.End(
-            ConfigError.exit_code, f"the trainer refuses its configuration ({exit_.detail})"
-        )
-    if fruitless >= policy.no_progress_launches:
-        return _no_progress(fruitless, exit_), answer, do.Enter(Phase.WAITING)
+        why = f"the trainer refuses its configuration ({exit_.detail})"
+        return answer, do.End(ConfigError.exit_code, why)
+    resume = launch.resume_from.name if launch.resume_from else ""
+    case = Case(exit_, trainer.evidence, seen.facts, resume, launch.resume_step, seen.step, fruitless)
+    response = respond(case, policy)
+    answer = replace(answer, response=response)
+    if response.changes_checkpoint:
+        return answer, do.Enter(Phase.CLEANING)
     failures, backoff = 0 if fruitful else run.failures, policy.backoff
-    seconds = min(backoff.most, backoff.first * 2.0 ** min(failures, 60))
+    seconds = backoff.most if response.waits else min(backoff.most, backoff.first * 2.0 ** min(failures, 60))
     words = f"the trainer ended ({exit_.detail}); starting"
     return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words)
-
-
-def _no_progress(fruitless: int, exit_: Exit | None) -> do.Halt:
-    last = f"; the last one: {exit_.kind} ({exit_.detail})" if exit_ is not None else ""
-    reason = f"{fruitless} launches in a row brought no new proven checkpoint{last}"
-    return do.Halt(reason, exit_.kind if exit_ is not None else "", remedy(exit_.kind if exit_ else None))
 
 
 def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
@@ -206,7 +200,7 @@ def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Action
     if seen.held:
         return (do.Enter(Phase.HALTED),)
     if seen.over is None and seen.fruitless >= policy.no_progress_launches:
-        return (_no_progress(seen.fruitless, None),)  # the supervisor ended with each of them
+        return (do.Halt(no_progress(seen.fruitless)),)  # the supervisor ended with each of them
     if now >= run.keep_at:
         return (do.KeepBooks(),)  # also at the data's end: an operator may have raised the cap on epochs
     if seen.over is not None:

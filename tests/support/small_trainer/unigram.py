@@ -23,7 +23,7 @@ from stoker.checkpoints.seal import Tensor, tensor_files
 from stoker.plan.positions import START, Position
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.direct import hash_file
-from stoker.store.errors import ConfigError, DataError
+from stoker.store.errors import ConfigError, DataError, NonFinite
 from stoker.store.files import canonical_json
 from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
@@ -54,13 +54,14 @@ class Training:
         if launch.resume_from is not None:
             self._restore(launch.resume_from)
         timelines = read_timelines(launch.timelines)
+        self.skips = skips(timelines, launch.timeline)
         self.batches = Batches(
             launch.plan,
             launch.shards_root,
             position=self.position,
             size=launch.global_batch,
             vocab_size=launch.vocab_size,
-            skips=skips(timelines, launch.timeline),
+            skips=self.skips,
         )
         self.heldout = self._open_heldout()
         history = ancestry(timelines, launch.timeline)
@@ -98,6 +99,7 @@ class Training:
         return ending
 
     def _make_step(self, batch: Batch) -> None:
+        self._fail_where_a_test_wants_it(batch)
         if os.environ.get("STOKER_TEST_HALVES_AFTER") == str(self.step):
             self.numerics["micro_batch"] //= 2
             self.protocol.say("train", numerics=json.dumps(self.numerics), **self._words())
@@ -115,11 +117,22 @@ class Training:
             "save_stall_s": 0.5,
             "memory_bytes": 2**20,
             "alloc_retries": 1,
-            "micro_batch": 4,
+            "micro_batch": self.numerics["micro_batch"],
         }
         row = {"step": self.step, "loss": self.loss, "tokens": self.tokens}
         self.metrics.append({**row, "position": self.position.as_list(), **told, "time": utc_now()})
         self.protocol.tell(**self._words(), **told)
+
+    def _fail_where_a_test_wants_it(self, batch: Batch) -> None:
+        """A step with such a window is not finite; a window of a pass takes so many bytes."""
+        planted = {int(window) for window in os.environ.get("STOKER_TEST_NAN", "").split()}
+        for first, last in self.skips:
+            planted -= set(range(first.offset, last.offset))
+        if any(self.position.offset <= window < batch.position.offset for window in planted):
+            self._seal_this_step()
+            raise NonFinite("its loss is nan", step=self.step + 1)
+        a_window = int(os.environ.get("STOKER_TEST_WINDOW_BYTES", "0"))
+        bytearray(a_window * self.numerics["micro_batch"]).count(0)  # touches each page
 
     def _next_batch(self) -> Batch | None:
         while not self.stop.asked:
@@ -198,6 +211,8 @@ class Training:
         return list(tensor_files(stem, [Tensor("unigram", "F32", vector.shape, vector.data)]))
 
     def _restore(self, checkpoint: Path) -> None:
+        if checkpoint.name in os.environ.get("STOKER_TEST_UNLOADABLE", "").split():
+            raise RuntimeError(f"{checkpoint.name} cannot be loaded")
         body = json.loads((checkpoint / "checkpoint.json").read_bytes())
         self.step, self.tokens = body["step"], body["tokens"]
         self.loss, self.val_loss = body["loss"], body["val_loss"]
@@ -238,6 +253,8 @@ class Training:
 def numerics(launch: Launch) -> dict[str, Any]:
     """The run's own kernel on this machine, whose card a test may change."""
     kept = dict(launch.numerics or {"micro_batch": launch.global_batch, "micro_batch_asked": None})
+    if launch.micro_batch not in (None, kept.get("micro_batch_asked")) and not launch.is_replay:
+        kept |= {"micro_batch": launch.micro_batch, "micro_batch_asked": launch.micro_batch}
     card = os.environ.get("STOKER_TEST_CARD")
     found = {**kept, "device": "cpu", "card": card, "cuda": None, "cpu": "DEFAULT", "torch": "none"}
     if launch.is_replay and (changes := differences(kept, found)):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from stoker.checkpoints.format import BODY
 from stoker.checkpoints.mirror.layout import Mirrored, fallback
-from stoker.checkpoints.quarantine import Quarantined, quarantine_checkpoint
+from stoker.checkpoints.quarantine import Quarantined, put_back, quarantine_checkpoint
 from stoker.checkpoints.retention import (
     History,
     RetentionPolicy,
@@ -164,6 +164,10 @@ class Checkpoints:
             keep=self._budget.keep_checkpoints,
             keep_bytes=self._budget.keep_bytes,
         )
+
+    def put_back(self, name: str) -> bool:
+        """Takes a checkpoint back that was set aside and not found wrong; False where that cannot be."""
+        return put_back(self._quarantine, self.path(name))
 
     def prune(self) -> list[int]:
         """Removes checkpoints that retention drops and no process reads; returns their steps."""

@@ -86,7 +86,7 @@ def launch_body(
         "numerics": numerics,
         "compile": train.compile,
         "recompute": train.recompute,
-        "micro_batch": None if train.micro_batch == "auto" else train.micro_batch,
+        "micro_batch": record.asked_micro_batch(train.micro_batch),
         "threads": threads(len(os.sched_getaffinity(0)), train.checkpoint.sealer_cores),
         "checkpoint": {
             "every_s": train.checkpoint.every,

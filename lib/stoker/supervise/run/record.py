@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -54,7 +54,10 @@ class Heldout:
     tokens: int
 
 
-PROGRESS = ("state", "finished", "launches", "fruitless", "best_step", "reason", "halted", "paused")
+PROGRESS = (
+    *("state", "finished", "launches", "fruitless", "best_step", "reason", "halted", "paused"),
+    *("micro_batch", "micro_batch_of", "fork", "suspect", "suspects", "tried"),
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class RunRecord:
 
     `best_step` is the furthest step ever reported or sealed, `reason` why the run failed. `halted` says why
     no launch is made until an operator resumes the run or changes its file, `paused` who asked for that.
+
+    What the policy decided: a smaller `micro_batch`, while the file's is `micro_batch_of`;
+    a rollback to make (`fork`) and a checkpoint to set aside (`suspect`), until that is done; the marks
+    of the `suspects` set aside, which are not fetched again; what it has `tried` already.
     """
 
     identity: Identity
@@ -75,6 +82,18 @@ class RunRecord:
     reason: str | None = None
     halted: Mapping[str, Any] | None = None
     paused: Mapping[str, Any] | None = None
+    micro_batch: int | None = None
+    micro_batch_of: int | str | None = None
+    fork: Mapping[str, Any] | None = None
+    suspect: Mapping[str, Any] | None = None
+    suspects: Sequence[str] = ()
+    tried: Mapping[str, Any] | None = None
+
+    def asked_micro_batch(self, configured: int | str) -> int | None:
+        """Returns the micro-batch of a launch, None for the trainer's choice; a change of the file counts."""
+        if self.micro_batch is not None and self.micro_batch_of == configured:
+            return self.micro_batch
+        return configured if isinstance(configured, int) else None
 
     @property
     def held(self) -> str:

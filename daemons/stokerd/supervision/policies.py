@@ -1,0 +1,75 @@
+"""Carries out what the policy decides about a launch's end; run.json has each decision first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from stoker.checkpoints.format import checkpoint_name
+from stoker.checkpoints.mirror.layout import MARK_HEX, Mirrored
+from stoker.checkpoints.retention import candidates, find_checkpoints
+from stoker.store.record import new_id
+from stoker.supervise.actions import AnswerEnd
+from stoker.supervise.health.exits import ExitClass
+from stoker.supervise.policy import Facts, Tried, remedy, skipped
+from stokerd.supervision.run import Run
+
+
+def facts(run: Run) -> Facts:
+    """Returns the run as the policy sees it after a launch."""
+    timelines, tried = run.accounts.timelines(), dict(run.store.begun.tried or {})
+    if tried.get("again"):
+        tried["again"] = tuple(tried["again"])
+    found = candidates(find_checkpoints(run.layout.checkpoints), run.accounts.history())
+    return Facts(timelines.current, Tried(**tried), skipped(timelines), tuple(one.step for one in found))
+
+
+def mark_of(copy: Mirrored) -> str:
+    """Returns what tells a checkpoint from another of its step."""
+    return f"{checkpoint_name(copy.step)}-{copy.mark}"
+
+
+def halt(run: Run, reason: str, kind: str = "", **changes: Any) -> None:
+    """Halts the run, in one write with other changes of its record."""
+    about = remedy(ExitClass(kind) if kind else None)
+    run.store.change(**changes, **run.store.halted(reason, kind, about))
+    words = {"class": kind, "remedy": about, "step": run.at.step}
+    run.events.record("run_halted", "error", message=reason, **words)
+
+
+def answer(run: Run, action: AnswerEnd) -> None:
+    """Writes the end of a launch and what follows it into the run's record, at once."""
+    response, begun = action.response, run.store.begun
+    changes: dict[str, Any] = {"fruitless": action.fruitless, "best_step": action.best_step}
+    changes["tried"] = asdict(response.tried)
+    if response.micro_batch is not None:
+        changes |= {"micro_batch": response.micro_batch, "micro_batch_of": run.pipeline.train.micro_batch}
+    if response.fork is not None:
+        decided = {"id": new_id(), "timeline": run.accounts.timelines().current}
+        changes["fork"] = asdict(response.fork) | decided
+    if response.suspect:
+        changes["suspect"] = {"name": response.suspect, "mark": run.at.digest[:MARK_HEX]}
+    if response.puts_back:
+        back = [mark for mark in begun.suspects if run.checkpoints.put_back(mark.rpartition("-")[0])]
+        changes["suspects"] = [mark for mark in begun.suspects if mark not in back]
+    if response.halt:
+        halt(run, response.halt, action.kind, **changes)
+        return
+    run.store.change(**changes)
+    if response.micro_batch is not None:
+        sizes = {"before": run.state.trainer and run.state.trainer.evidence.micro_batch}
+        sizes |= {"micro_batch": response.micro_batch}
+        run.events.record("micro_batch_lowered", "warning", step=run.at.step, **sizes)
+
+
+def set_aside(run: Run) -> None:
+    """Moves a checkpoint that could not be loaded into quarantine, so that the one before it is used."""
+    record = run.store.record
+    if record is None or record.suspect is None:
+        return
+    name, mark = record.suspect["name"], record.suspect["mark"]
+    if run.checkpoints.path(name).exists():
+        moved = run.checkpoints.reject(name, "suspect: it is whole, and two launches could not load it")
+        words = {"moved_to": str(moved.place), "dropped": list(moved.dropped)}
+        run.events.record("checkpoint_suspect", "warning", path=f"checkpoints/{name}", **words)
+    run.store.change(suspect=None, suspects=[*record.suspects, f"{name}-{mark}"])

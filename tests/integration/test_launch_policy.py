@@ -1,0 +1,105 @@
+"""What the supervisor changes before it launches a trainer again, with real trainers that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.log import read_log
+from stoker.store.record import read_record
+from support.cgroups import cgroup_of, inside
+from support.processes import daemon_command, start_daemon
+from support.training import TrainPipeline, make_training
+from support.waiting import LONG_S, wait_until
+
+
+def classes(run: TrainPipeline) -> list[str]:
+    return [event["exit_class"] for event in run.events("trainer_exited")]
+
+
+def forks(run: TrainPipeline) -> list[dict[str, Any]]:
+    return read_log(run.run.timelines).entries
+
+
+def test_a_step_that_is_not_finite_twice_is_made_without_its_windows(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_training(shard_sets, tmp_path, train__steps=30)
+    monkeypatch.setenv("STOKER_TEST_NAN", "66")  # of windows 64 to 67, which step 17 reads
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert classes(run) == ["non_finite", "non_finite", "finished"]
+    (fork,) = forks(run)
+    assert (fork["from"], fork["skip"]) == (16, [[[0, 64], [0, 68]]])
+    assert run.events("windows_skipped")[0]["windows"] == 4
+    books = read_record(run.run.consumed)
+    assert (books["step"], books["applied"], books["skipped"]) == (30, 120, 4)
+    assert (run.record()["state"], run.record()["fork"]) == ("finished", None)
+
+
+def test_too_many_of_them_take_the_run_back_and_halt_it(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_training(shard_sets, tmp_path, train__steps=30, supervise__skips_in_1000_steps=1)
+    monkeypatch.setenv("STOKER_TEST_NAN", "66 90")
+    ended = run.once()
+    assert ended.returncode == 70, ended.stderr
+    assert classes(run) == ["non_finite"] * 4
+    first, back = forks(run)
+    assert (first["from"], back["from"], back["skip"]) == (16, 16, [])
+    assert run.checkpoints()[-1] == "step-000000016"
+    record = run.record()
+    assert (record["state"], record["halted"]["class"], record["fork"]) == ("halted", "non_finite", None)
+
+
+def test_a_checkpoint_that_cannot_be_loaded_twice_is_set_aside(
+    finished: TrainPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_training(finished.data.home, tmp_path, train__steps=70)
+    monkeypatch.setenv("STOKER_TEST_UNLOADABLE", "step-000000060")
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert classes(run) == ["finished", "crashed", "crashed", "finished"]
+    assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 60, 60, 50]
+    (suspect,) = run.events("checkpoint_suspect")
+    assert (Path(suspect["moved_to"]) / "step-000000060" / "SHA256SUMS").exists()
+    assert run.record()["suspect"] is None and len(run.record()["suspects"]) == 1
+
+
+def test_where_no_checkpoint_can_be_loaded_they_are_all_kept(
+    finished: TrainPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_training(finished.data.home, tmp_path, train__steps=70)
+    before = run.checkpoints()
+    monkeypatch.setenv("STOKER_TEST_UNLOADABLE", " ".join(before))
+    ended = run.once()
+    assert ended.returncode == 70, ended.stderr
+    assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 60, 60, 50, 50]
+    assert run.checkpoints() == before and run.record()["suspects"] == []
+    assert "they are not the cause" in run.record()["halted"]["reason"]
+
+
+@pytest.mark.root
+def test_a_trainer_that_the_kernel_ends_for_memory_gets_half_the_micro_batch(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_training(shard_sets, tmp_path, train__steps=20)
+    monkeypatch.setenv("STOKER_TEST_WINDOW_BYTES", str(150 << 20))  # 4 windows do not fit, 2 do
+    with cgroup_of(500 << 20) as group, run.trainer():
+        daemon = start_daemon(
+            [*inside(group), *daemon_command(TRAIN_SUPERVISOR, run.data.file)], tmp_path / "err"
+        )
+        try:
+            wait_until(lambda: run.record().get("state") == "finished", LONG_S, "the end of the run")
+        finally:
+            assert daemon.stop() == 0
+    assert classes(run) == ["host_memory", "finished"]
+    ended = run.events("trainer_exited")[0]
+    assert ended["oom_kills"] > 0 and ended["peak_bytes"] > 200 << 20
+    (lowered,) = run.events("micro_batch_lowered")
+    assert (lowered["before"], lowered["micro_batch"]) == (4, 2)
+    assert (run.record()["micro_batch"], read_record(run.run.launch)["micro_batch"]) == (2, 2)
+    assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 21))
