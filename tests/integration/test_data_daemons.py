@@ -649,3 +649,17 @@ def test_whatever_lies_in_requests_no_daemon_stops_and_the_good_ones_are_answere
         assert all(name.startswith(".tmp-") for name in left), left
     reasons = [read_record(file) for file in layout.quarantine.glob("record-*/reason.json")]
     assert len([one for one in reasons if one["path"].endswith("\\udcff.json")]) == len(asked)
+
+
+@pytest.mark.parametrize("name", [DOWNLOAD_WATCHDOG, STAGE_SHARD])
+def test_a_hangup_has_a_daemon_begin_again_with_the_file_as_it_is_now(tmp_path: Path, name: str) -> None:
+    pipeline = make_pipeline(tmp_path)
+    daemon = pipeline.start(name)
+    try:
+        pipeline.file.write_text(pipeline.file.read_text().replace("settle: 0s", "settle: 7s"))
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: daemon.said().count("event=daemon_ready") == 2, what="READY again")
+        (reloaded,) = pipeline.events(name, "reloaded")
+        assert reloaded["changed"] == ["stage.settle"]
+    finally:
+        assert daemon.stop() == 0

@@ -105,7 +105,13 @@ def trained_steps(box: Box) -> int:
     return sum('"loss"' in line for line in log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_the_target_starts_all_three_which_report_and_are_scraped_and_stops_with_a_sealed_checkpoint(
+def processes(box: Box, supervisor: str) -> tuple[str, int]:
+    """The pids of the supervisor and of its trainer."""
+    status = Path(f"/proc/{box.pid}/root/run/stoker/thread/status/train_supervisor.json")
+    return box.show(supervisor, "MainPID"), json.loads(status.read_text())["trainer_pid"]
+
+
+def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_stops_with_a_sealed_checkpoint(
     box: Box,
 ) -> None:
     units = [f"stoker-{daemon}@thread.service" for daemon in DAEMONS]
@@ -128,6 +134,15 @@ def test_the_target_starts_all_three_which_report_and_are_scraped_and_stops_with
 
     followed = box.run(*shlex.split(JOURNAL.replace("-fu", "-o json -u"))).stdout
     assert {json.loads(line).get("_SYSTEMD_UNIT") for line in followed.splitlines()} >= set(units)
+
+    before, reached = processes(box, units[2]), trained_steps(box)
+    box.run("systemctl", "reload", *units)
+    for unit in units:
+        wait_until(lambda unit=unit: "\nreloaded " in box.journal(unit), what=f"{unit} to begin again")
+        wait_until(lambda unit=unit: box.show(unit, "SubState") == "running", what=f"{unit} to be READY")
+        assert box.show(unit, "NRestarts") == "0", box.journal(unit)
+    wait_until(lambda: trained_steps(box) > reached + 20, 90, "twenty more steps")
+    assert processes(box, units[2]) == before
 
     box.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", units[0])
     wait_until(lambda: box.show(units[0], "NRestarts") == "1", 20, "a killed daemon to be started again")

@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from stoker.config.load import load_pipeline
 from stoker.kit.handover import VERSION
-from stoker.store.errors import ConfigError
-from stoker.store.layout import STAGE_SHARD
+from stoker.store.errors import ConfigError, UnknownFormat
+from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.supervise.state import RunState
 from stokerd.common.check_reload import changes, main
 from support.pipelines import make_pipeline
 
+NOW = RunState().record(0.0)
 
-def checked(home: Path, **changed: Any) -> dict[str, Any]:
+
+def checked(home: Path, daemon: str, running: Mapping[str, Any] = NOW, **changed: Any) -> dict[str, Any]:
     """The check's result after a change of the file."""
-    (home / "first").mkdir()
-    before = load_pipeline(make_pipeline(home / "first").file)
-    file = before.file
-    text = make_pipeline(
-        home / "second", **{"state": str(before.state), "hot": str(before.hot), **changed}
-    ).file
-    file.write_text(text.read_text().replace(str(home / "second"), str(home / "first")))
-    task = {"daemon": STAGE_SHARD, "file": str(file), "config": before.model_dump(mode="json")}
-    return main(task, lambda *_, **__: None)  # type: ignore[arg-type]
+    (home / "data").mkdir()
+    before = make_pipeline(home / "data").pipeline
+    places = {"state": str(before.state), "hot": str(before.hot)}
+    asked = make_pipeline(home / "changed", **{**places, **changed}).file.read_text()
+    before.file.write_text(asked.replace(str(home / "changed"), str(home / "data")))
+    config = before.model_dump(mode="json")
+    task = {"daemon": daemon, "file": str(before.file), "config": config, "work": {"run": {"state": running}}}
+    return main(task, cast(Any, None))
 
 
 def test_the_keys_that_changed_are_named(tmp_path: Path) -> None:
-    found = checked(tmp_path, supervise__hang_limit="20m", train__steps=77)
+    found = checked(tmp_path, TRAIN_SUPERVISOR, supervise__hang_limit="20m", train__steps=77)
     assert (sorted(found["changed"]), found["handover"]) == (["supervise.hang_limit", "train.steps"], VERSION)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("train__run", "other"), ("state", "elsewhere"), ("hot", "elsewhere"), ("metrics__ports__shard", 1)],
+    [
+        ("state", "elsewhere"),
+        ("hot", "elsewhere"),
+        ("metrics__ports__train", 1),
+        ("train__run", "other"),
+        ("train__seed", 2),
+        ("train__model__layers", 9),
+    ],
 )
 def test_what_a_running_daemon_cannot_change_is_refused_with_its_line(
     tmp_path: Path, key: str, value: Any
 ) -> None:
     with pytest.raises(ConfigError, match=rf"data.yaml:\d+: {key.replace('__', '.')}: a reload cannot"):
-        checked(tmp_path, **{key: value})
+        checked(tmp_path, TRAIN_SUPERVISOR, **{key: value})
+
+
+def test_daemons_without_a_run_may_change_what_only_a_run_keeps(tmp_path: Path) -> None:
+    assert checked(tmp_path, STAGE_SHARD, train__seed=2)["changed"] == ["train.seed"]
+
+
+def test_code_that_cannot_read_the_state_of_the_one_that_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownFormat, match="cannot take over the running launch"):
+        checked(tmp_path, TRAIN_SUPERVISOR, {**NOW, "phase": "dreaming"})
 
 
 def test_changes_name_a_key_that_is_on_one_side_alone() -> None:
     before = {"a": 1, "b": {"c": 1, "d": 2}, "e": {"f": 1}}
-    now = {"a": 1, "b": {"c": 2, "d": 2}, "e": None, "g": 3}
+    now = {"a": 1, "b": {"c": 2, "d": 2}, "e": None, "g": 3, "later": False}
     assert list(changes(before, now)) == ["b.c", "e", "g"]

@@ -298,6 +298,7 @@ def test_a_launch_waits_for_the_first_gate_that_is_closed(
         (trainer(stop_asked_at=NOW - 5), {"is_stopping": True}, do.Wait("")),
         (trainer(stop_asked_at=NOW - 60 - GUARD_MARGIN_S), {}, do.Wait("")),
         (trainer(stop_asked_at=NOW - 61 - GUARD_MARGIN_S), {}, do.StopTrainer(kill_guard=True)),
+        (trainer(stop_asked_at=NOW - 61 - GUARD_MARGIN_S, stop_time_s=90), {}, do.Wait("")),
         (quiet(25), {}, do.Suspect("no step for 25 s; the slowest of a hundred takes 1.0 s")),
         (quiet(25, is_suspected=True), {}, do.KeepBooks()),
         (trainer(is_suspected=True), {}, do.Suspect("")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState, Trainer
 from stokerd.supervision.jobs import ACTIVITIES
-from stokerd.supervision.run import Run
+from stokerd.supervision.run import Counted, Run
 from stokerd.supervision.trainer import TrainerControl
 from support.pipelines import make_pipeline
 
@@ -225,3 +226,19 @@ def test_a_trainer_is_asked_to_stop_and_a_guard_that_does_not_see_to_it_is_kille
     control.stop(do.StopTrainer(kill_guard=True))
     assert (guard, events) == (["stop", "kill"], ["trainer_stop_asked", "guard_stuck"])
     assert run.state.trainer is not None and run.state.trainer.stop_asked_at is not None
+
+
+def test_without_a_trainer_a_supervisor_that_begins_again_does_so_from_cleaning(warm: Warm) -> None:
+    """A rollback that was asked for is made then; what the metrics count goes on."""
+    run = warm.run
+    run.change(rollbacks=("r1",), failures=2, is_gate_open=True, is_settled=True)
+    run.counted.restarts["killed"] += 3
+    run.counted.trained_tokens = 77
+    body = json.loads(json.dumps(run.handed_over()))
+    run.counted, run.state = Counted(), RunState()
+    run.adopt(body)
+    assert run.state.phase is Phase.CLEANING
+    assert (run.state.rollbacks, run.state.failures, run.state.is_gate_open) == (("r1",), 2, True)
+    assert run.state.proofs == {} and not run.state.is_settled
+    run.counted.restarts["killed"] += 1
+    assert (run.counted.restarts["killed"], run.counted.trained_tokens) == (4, 77)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,16 @@ def test_a_name_that_was_moved_away_is_trusted_no_longer(shelf: Checkpoints, tmp
     assert shelf.newest is not None
     assert shelf.newest.step == 20
     assert {copy.step for copy in shelf.to_mirror()} == {10, 20}
+
+
+def test_proofs_are_taken_over_of_checkpoints_that_are_still_the_same(
+    shelf: Checkpoints, tmp_path: Path
+) -> None:
+    shelf.kept.add("step-000000020")
+    body = shelf.path("step-000000020") / "checkpoint.json"
+    body.write_bytes(body.read_bytes() + b" ")
+    shelf.path("step-000000030").rename(tmp_path / "gone")
+    again = Checkpoints(make_pipeline(tmp_path).pipeline)
+    again.adopt(json.loads(json.dumps(shelf.handed_over())))
+    assert again.newest == shelf.get("step-000000010")
+    assert again.kept == {"step-000000020"}

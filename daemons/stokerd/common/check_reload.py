@@ -14,16 +14,19 @@ from typing import Any
 
 from stoker.config.checks import Fault
 from stoker.config.load import load_pipeline, refuse
-from stoker.config.schema import Pipeline
 from stoker.kit.handover import VERSION
 from stoker.kit.lock import require_own_state
 from stoker.kit.workers.child import Report, run_worker
-from stoker.store.errors import ConfigError
+from stoker.store.errors import UnknownFormat
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.record import read_record
-from stoker.supervise.run.record import configured, parse_record, refusal
+from stoker.supervise.state import read_state
 
-FIXED = ("name", "state", "hot", "train.run", "metrics")  # the daemon's locks, its port, its trainer's files
+# The daemon's locks and its port; of the supervisor also what its run began with and its trainer has open.
+FIXED = ("name", "state", "metrics")
+FIXED_IN_RUN = (
+    *("hot", "dataset.name", "dataset.version"),
+    *("train.run", "train.seed", "train.init_from", "train.model", "train.optimizer.name"),
+)
 
 
 def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
@@ -32,35 +35,36 @@ def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
     pipeline = load_pipeline(task["file"])
     changed = list(changes(task["config"], pipeline.model_dump(mode="json")))
     text = "a reload cannot change it; put the old value back, or stop the daemon and start it again"
-    refuse(pipeline, [Fault(tuple(key.split(".")), text) for key in changed if is_fixed(key)])
+    is_trainers = task["daemon"] == TRAIN_SUPERVISOR
+    fixed = FIXED + FIXED_IN_RUN if is_trainers else FIXED
+    kept = [key for key in changed if any(f"{key}.".startswith(f"{one}.") for one in fixed)]
+    refuse(pipeline, [Fault(tuple(key.split(".")), text) for key in kept])
     require_own_state(pipeline)
-    if task["daemon"] == TRAIN_SUPERVISOR:
-        _require_same_run(pipeline)
+    if is_trainers:
+        _require_readable(task["work"]["run"]["state"])
     return {"version": version("stoker"), "handover": VERSION, "changed": changed}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """Yields the dotted keys whose values differ; of a mapping that is on one side alone, its own key."""
+    """Yields the dotted keys whose values differ; of a mapping that is on one side alone, its own key.
+
+    A key that the running code does not know counts only where it is on.
+    """
     for key in dict.fromkeys([*before, *now]):
         old, new, name = before.get(key), now.get(key), f"{at}{key}"
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from changes(old, new, f"{name}.")
-        elif old != new:
+        elif old != new and (key in before or new):
             yield name
 
 
-def is_fixed(key: str) -> bool:
-    """Returns whether a running daemon cannot change a key."""
-    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in FIXED)
-
-
-def _require_same_run(pipeline: Pipeline) -> None:
-    """Raises ConfigError where the run on disk began with other values that never change."""
-    file = pipeline.layout.run(pipeline.train.run).record
-    if file.exists() and (
-        why := refusal(pipeline, parse_record(read_record(file), file).identity, configured(pipeline))
-    ):
-        raise ConfigError(why)
+def _require_readable(state: Mapping[str, Any]) -> None:
+    """Raises UnknownFormat where this code cannot go on from the state of the one that runs."""
+    try:
+        read_state(state, 0.0)
+    except ValueError as problem:
+        why = f"this code cannot take over the running launch; restart the supervisor instead: {problem}"
+        raise UnknownFormat(why) from problem
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Supervisor:
         self.context, self.run = context, load_run(context)
         self.workers, self.gpus = Workers(context), Gpus(context)
         self.effects, self.status = Effects(self.run, self.workers), Status(self.run, self.gpus)
-        self.reload = Reload(context, CHECK_RELOAD)
+        self.reload = Reload(context, CHECK_RELOAD, self._work)
         self._reap_at = 0.0
         if context.handover is not None:
             self._adopt(context.handover)
@@ -78,11 +78,14 @@ class Supervisor:
         try:
             self.effects.stop_workers()
             self.gpus.close()
-            trainer, descriptors = self.effects.trainer.handed_over
-            work = {"run": self.run.handed_over(), "trainer": trainer, "shown": self.status.last}
-            self.context.hand_over(work, descriptors, checked)
+            self.context.hand_over(self._work(), self.effects.trainer.descriptors, checked)
         except (OSError, Transient) as problem:
             self.reload.refuse(f"the new code cannot be started: {problem}")
+
+    def _work(self) -> dict[str, Any]:
+        """Returns what this process's next image needs to go on."""
+        trainer = self.effects.trainer.handed_over()
+        return {"run": self.run.handed_over(), "trainer": trainer, "shown": self.status.last}
 
     def _adopt(self, handover: Handover) -> None:
         """Goes on from where this process's image before has begun again."""

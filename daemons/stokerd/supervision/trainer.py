@@ -85,12 +85,17 @@ class TrainerControl:
             sample_at=now + EVIDENCE_S,
             evidence=Evidence(headroom_bytes=headroom_bytes, last_step=launch.until or self._body["steps"]),
             oom_kills=(kills,),
+            stop_time_s=run.pipeline.supervise.stop_time,
         )
 
     @property
-    def handed_over(self) -> tuple[dict[str, Any], dict[str, int]]:
-        """What this process's next image needs to go on with the launch, and the descriptors."""
-        return self.guarded.handed_over() if self.guarded is not None else ({}, {})
+    def descriptors(self) -> dict[str, int]:
+        """The descriptors by which this process's next image goes on with the launch."""
+        return self.guarded.descriptors if self.guarded is not None else {}
+
+    def handed_over(self) -> dict[str, Any]:
+        """Returns what it needs beside them."""
+        return self.guarded.handed_over() if self.guarded is not None else {}
 
     def adopt(self, handover: Handover) -> None:
         """Goes on with the launch of this process's image before."""
@@ -102,7 +107,7 @@ class TrainerControl:
             trainer.guard,
             handover.work["trainer"],
             handover.descriptors,
-            path=trainer.launch.notify_socket,
+            notify_socket=trainer.launch.notify_socket,
             waiter=self.context.waiter,
         )
         self.guarded.trainer_pid = trainer.pid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.kit.context import DaemonContext
@@ -14,10 +14,15 @@ SILENT_S = 60.0  # longer than a loaded machine takes to import a daemon
 
 
 class Reload:
-    """The check that a SIGHUP asks for, by the worker `module`: `look` in each cycle."""
+    """The check that a SIGHUP asks for, by the worker `module`: `look` in each cycle.
 
-    def __init__(self, context: DaemonContext, module: str) -> None:
-        self._context, self._module = context, module
+    `work` returns what the daemon would hand over now; the worker checks that its code can read it.
+    """
+
+    def __init__(
+        self, context: DaemonContext, module: str, work: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self._context, self._module, self._work = context, module, work
         self._worker: Worker | None = None
         self._passed: Mapping[str, Any] | None = None
 
@@ -53,6 +58,7 @@ class Reload:
             "daemon": context.name,
             "file": str(context.pipeline.file),
             "config": context.pipeline.model_dump(mode="json"),
+            "work": self._work(),
         }
         try:
             self._worker = Worker(self._module, task, name="the check", bounds=Bounds(SILENT_S))

@@ -77,6 +77,8 @@ SENTENCES = {
     "parallelism_changed": "{what}: {to} instead of {from}: {reason}",
     "plan_grown": "{windows:window} planned, of epoch {epoch}",
     "progress": "{message}",
+    "reload_refused": "the reload is refused: {reason}; {message}",
+    "reloaded": "begun again in place, version {version} after {version_before}; changed: {changed}",
     "rollback_asked": "rollback to step {to} asked for[ by {by}][: {reason}]",
     "rolled_back": "rolled back to step {to}[: {reason}]",
     "run_failed": "the run failed: {message}",

@@ -240,7 +240,7 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
         following: do.Action = do.End(0) if seen.is_stopping else do.Enter(Phase.CLEANING)
         return do.EndLaunch(exit_, is_forgiven=seen.is_stopping), following
     if (asked_at := trainer.stop_asked_at) is not None:
-        is_stuck = now - asked_at > policy.stop_time + GUARD_MARGIN_S
+        is_stuck = now - asked_at > max(policy.stop_time, trainer.stop_time_s) + GUARD_MARGIN_S
         return (do.StopTrainer(kill_guard=True),) if is_stuck else (do.Wait(""),)
     if seen.is_stopping or seen.held or run.rollbacks:
         return (do.StopTrainer(),)

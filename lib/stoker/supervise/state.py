@@ -55,6 +55,7 @@ class Trainer:
     saves_in_place: tuple[str, ...] = ()
     # What it told of its numerics, with the steps made before, and is not recorded yet.
     numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    stop_time_s: float = 0.0  # that its guard gives it, whatever a reload has changed since
     stop_asked_at: Moment | None = None
     evidence: Evidence = field(default_factory=Evidence)  # gathered so far
     oom_kills: tuple[int, ...] = ()  # the kernel's counter at the last samples

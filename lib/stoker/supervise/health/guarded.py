@@ -83,16 +83,18 @@ class GuardedTrainer:
         cls,
         guard: ProcessId,
         body: Mapping[str, Any],
-        handover: Mapping[str, int],
+        descriptors: Mapping[str, int],
         *,
-        path: Path,
+        notify_socket: Path,
         waiter: Waiter,
     ) -> GuardedTrainer:
         """Goes on with the launch that this process's image before began, from its `handed_over`."""
-        words, reports = socket.socket(fileno=handover["words"]), handover["reports"]
+        words, reports = socket.socket(fileno=descriptors["words"]), descriptors["reports"]
         words.setblocking(False)
         child = AdoptedChild(guard)
-        trainer = cls(child, lock=None, reports=reports, words=words, notify_socket=path, waiter=waiter)
+        trainer = cls(
+            child, lock=None, reports=reports, words=words, notify_socket=notify_socket, waiter=waiter
+        )
         trainer._unread, trainer._end = body["unread"].encode(), GuardedEnd(**body["end"])
         return trainer
 
@@ -101,10 +103,14 @@ class GuardedTrainer:
         """Returns whether the guard has reported, and so holds the lock by itself."""
         return self._lock is None
 
-    def handed_over(self) -> tuple[dict[str, Any], dict[str, int]]:
-        """Returns what this process's next image needs to go on, and the descriptors; the guard has begun."""
-        body = {"unread": self._unread.decode(), "end": vars(self._end)}
-        return body, {"reports": self._reports, "words": self._socket.fileno()}
+    @property
+    def descriptors(self) -> dict[str, int]:
+        """The descriptors that this process's next image goes on with."""
+        return {"reports": self._reports, "words": self._socket.fileno()}
+
+    def handed_over(self) -> dict[str, Any]:
+        """Returns what it needs beside them, once the launch `is_begun`."""
+        return {"unread": self._unread.decode(), "end": vars(self._end)}
 
     def poll(self) -> GuardedEnd | None:
         """Reads the guard's reports; returns the end of the launch once the guard has exited, else None."""
