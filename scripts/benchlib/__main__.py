@@ -15,7 +15,7 @@ EXAMPLES = """examples:
   scripts/bench --list
   scripts/bench start                           each daemon's start: time to READY, memory
   scripts/bench store hash --repeats 9 --json bench.json
-  scripts/bench train                           train and all named train-..."""
+  scripts/bench train                           all named train-..."""
 
 
 def main(argv: list[str]) -> int:

@@ -70,7 +70,7 @@ def test_the_command_lists_its_scenarios_and_refuses_unknown_ones(
 
     assert main(["--list"]) == 0
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert {"start", "train", "train-losses", "train-memory", "train-launch", "train-muon"} <= listed
+    assert {"start", "train-demo", "train-losses", "train-memory", "train-launch", "train-muon"} <= listed
     assert main(["no-such"]) == 64
     assert "no-such" in capsys.readouterr().err
     assert (

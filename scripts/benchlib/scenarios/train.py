@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from benchlib.runner import Bar, Measures, Scenario, Series
-from benchlib.train_loops import PlainLoop, StokerLoop, nanogpt_batch, planned_batch, train_whole
+from benchlib.train_loops import PlainLoop, planned_batch, train_whole
 from benchlib.train_run import PreparedRun, Workload, byte_text
+from benchlib.train_speed import SpeedScenario
 from stoker.training.launch import read_launch
 
 BATCH = {"steps": 10_000, "global_batch": 8, "seq_len": 256}
-SHAPES = {
-    "demo": Workload({**BATCH, "model": "demo"}, 4096),
-    "8m": Workload({**BATCH, "model": {"layers": 8, "width": 256, "heads": 8, "ffn_width": 688}}, 8192),
-    "v50k": Workload({**BATCH, "model": {"layers": 2, "width": 128, "heads": 4, "ffn_width": 344}}, 50257),
-}
-BF16 = "8m"
-WARM_UP = 2  # steps
 
 SMALL = {"layers": 2, "width": 64, "heads": 4, "ffn_width": 172}
 LOSSES = Workload(
@@ -33,47 +25,26 @@ LOSSES = Workload(
 )
 
 
-class TrainScenario(Scenario):
-    """A step of nanoGPT's loop (the scale) and of the trainer's, in turns, on three models; bfloat16 too."""
+class TrainDemoScenario(SpeedScenario):
+    """A step of nanoGPT's loop (the scale) and of the trainer's on the demo's model; in bfloat16 too."""
 
-    name = "train"
-    repeats = 21
+    name = "train-demo"
+    workload = Workload({**BATCH, "model": "demo"}, 4096)
+    repeats = 31
 
-    def prepare(self, directory: Path) -> None:
-        self.loops: list[StokerLoop] = []
-        self.steps: dict[str, dict[str, Callable[[], object]]] = {"nanogpt": {}, "stoker": {}, "bfloat16": {}}
-        for name, workload in SHAPES.items():
-            run = PreparedRun(directory / name, workload, workload.made_up(2000))
-            loop = self._loop(run)
-            self.steps["stoker"][name] = loop.step
-            loop.step()  # the micro-batch is chosen at the latest then
-            plain = PlainLoop(loop.training.launch, loop.training.numerics.micro_batch)
-            self.steps["nanogpt"][name] = functools.partial(_plain_step, plain, run)
-        half = Workload({**SHAPES[BF16].train, "precision": "bfloat16"}, SHAPES[BF16].vocab)
-        run = PreparedRun(directory / "bfloat16", half, half.made_up(2000))
-        self.steps["bfloat16"][BF16] = self._loop(run).step
-        for steps in self.steps.values():
-            for step in steps.values():
-                for _ in range(WARM_UP):
-                    step()
 
-    def finish(self) -> None:
-        for loop in self.loops:
-            loop.end()
+class Train8mScenario(SpeedScenario):
+    """The same with 8.4 M parameters and a vocabulary of 8,192."""
 
-    def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
-        return {name: lambda _, steps=steps: _measured(steps) for name, steps in self.steps.items()}
+    name = "train-8m"
+    workload = Workload({**BATCH, "model": {"layers": 8, "width": 256, "heads": 8, "ffn_width": 688}}, 8192)
 
-    def bars(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[Bar]:
-        for name in SHAPES:
-            ratio = series["stoker"][f"{name}_tokens_per_s"].ratio
-            assert ratio is not None
-            yield Bar(f"{name}: tokens/s, x nanoGPT's", ratio, 1.0, least=True)
 
-    def _loop(self, run: PreparedRun) -> StokerLoop:
-        loop = StokerLoop(run)
-        self.loops.append(loop)
-        return loop
+class Train50kScenario(SpeedScenario):
+    """The same with two narrow layers and a vocabulary of 50,257."""
+
+    name = "train-50k"
+    workload = Workload({**BATCH, "model": {"layers": 2, "width": 128, "heads": 4, "ffn_width": 344}}, 50257)
 
 
 class TrainLossesScenario(Scenario):
@@ -107,19 +78,3 @@ class TrainLossesScenario(Scenario):
             losses = [row["loss"] for row in run.rows() if "loss" in row]
         self.losses["stoker"] = losses
         return {"last_loss": losses[-1]}
-
-
-def _measured(steps: Mapping[str, Callable[[], object]]) -> Measures:
-    measures: dict[str, float] = {}
-    for name, step in steps.items():
-        began, cpu = time.monotonic(), time.process_time()
-        step()
-        seconds = time.monotonic() - began
-        tokens = BATCH["global_batch"] * BATCH["seq_len"]
-        measures[f"{name}_tokens_per_s"] = tokens / seconds
-        measures[f"{name}_step_cpu_s"] = time.process_time() - cpu
-    return measures
-
-
-def _plain_step(plain: PlainLoop, run: PreparedRun) -> None:
-    plain.step(nanogpt_batch(run))

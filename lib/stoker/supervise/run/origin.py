@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.config.schema import Pipeline
-from stoker.corpus.records.dataset import DatasetPin
 from stoker.store.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:  # a trainer imports this module; the schema's library would cost it a tenth of its launch
+    from stoker.config.schema import Pipeline
+    from stoker.corpus.records.dataset import DatasetPin
 
 
 @dataclass(frozen=True)
