@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stoker.kit.process import signal_process
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record, write_record
+from stoker.supervise.run.launch_ends import read_ends
 from support.checkpoint_data import DEEP, with_body
 from support.processes import ENDING_S, wait_gone
 from support.training import TrainPipeline, make_training
@@ -31,6 +33,15 @@ def test_a_run_left_in_peace_ends_with_its_horizon_and_its_books(finished: Train
     assert finished.checkpoints() == ["step-000000040", "step-000000050", "step-000000060"]
     assert (books["step"], books["applied"], books["tokens"]) == (60, 240, 240 * 64)
     assert [row["step"] for row in finished.rows() if "loss" in row] == list(range(1, 61))
+
+
+def test_every_second_of_a_run_is_in_the_line_of_its_launch(finished: TrainPipeline) -> None:
+    (one,), damage = read_ends(finished.run.runs)
+    assert (one.exit_class, one.last_step, one.proven_step, damage) == ("finished", 60, 60, ())
+    assert {"launch", "load", "steps", "save_stall", "proving"} <= one.seconds.keys()
+    begun, ended = finished.events("trainer_launched")[0], finished.events("run_finished")[0]
+    began, end = (datetime.fromisoformat(event["time"]).timestamp() for event in (begun, ended))
+    assert one.wall_s == pytest.approx(end - began, abs=2.5)  # two times in whole seconds, and the gates
 
 
 def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline, tmp_path: Path) -> None:

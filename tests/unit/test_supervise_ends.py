@@ -66,7 +66,7 @@ class Warm:
             cast(Any, store),
             Checkpoints(pipeline),
             MirrorState(layout.mirror, pipeline.layout.quarantine),
-            *cast(Any, (None, data, None)),
+            *cast(Any, (None, data, None, None)),
         )
         body = {"step": 30, "timeline": 0, "files": {}, "position": [0, 0], "run_id": "r"}
         self.run.checkpoints.path(NAME).mkdir()
@@ -218,7 +218,7 @@ def test_a_trainer_is_asked_to_stop_and_a_guard_that_does_not_see_to_it_is_kille
     launch = Launch("l1", 0, None, 0, tmp_path / "socket")
     trainer = Trainer(launch, ProcessId(1, 1), TrainerView("l1", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
     told: Any = SimpleNamespace(events=SimpleNamespace(record=lambda event, *_, **__: events.append(event)))
-    run = Run(*cast(Any, (told, RunState(phase=Phase.TRAINING, trainer=trainer), *[None] * 6)))
+    run = Run(*cast(Any, (told, RunState(phase=Phase.TRAINING, trainer=trainer), *[None] * 7)))
     control = TrainerControl(run)
     words: Any = SimpleNamespace(pid=1, stop=lambda: guard.append("stop"), kill=lambda: guard.append("kill"))
     control.guarded = words

@@ -48,7 +48,7 @@ class Case:
         events = SimpleNamespace(record=lambda word, *_, **__: self.words.append(word))
         context = SimpleNamespace(pipeline=pipeline, events=events)
         accounts.planner = SimpleNamespace(plan=plan_of(segment(0, 1000)))
-        parts = cast(Any, (store, Checkpoints(pipeline), None, accounts, None, None))
+        parts = cast(Any, (store, Checkpoints(pipeline), None, accounts, *[None] * 3))
         self.run = Run(cast(Any, context), RunState(), *parts)
         self.requests = Requests(self.run)
 

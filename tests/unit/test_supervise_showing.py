@@ -60,7 +60,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     )
     train = SimpleNamespace(run="main", global_batch=4)
     context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
-    parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, None, None))
+    parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, *[None] * 3))
     state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
     run = Run(cast(Any, context), state, *parts)
     return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))

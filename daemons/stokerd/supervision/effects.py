@@ -96,6 +96,7 @@ class Effects:
     def _enter(self, phase: Phase) -> None:
         """Changes the phase; no other function does."""
         self.run.state = self.run.state.entered(phase, time.monotonic())
+        self.run.note_time()
         if phase in (Phase.CLEANING, Phase.HALTED, Phase.FINISHED):
             self._release_lock()
         if phase is Phase.CLEANING:
@@ -182,6 +183,7 @@ class Effects:
     def _settle(self, _: do.Settle) -> None:
         run = self.run
         run.accounts.settle(run.newest)
+        run.goodput.settled(run.at)
         prune_and_keep(run)
         run.change(is_settled=True, resume=run.at.path.name)
 
@@ -258,8 +260,9 @@ class Effects:
     def _launch(self, _: do.LaunchTrainer) -> None:
         assert self.lock is not None
         trainer, self.lock = self.trainer.launch(self.lock), None
-        self._enter(Phase.TRAINING)
         self.run.change(trainer=trainer, doing="training")
+        self._enter(Phase.TRAINING)
+        self.run.goodput.launched(trainer.launch)
 
 
 def prune_and_keep(run: Run) -> None:

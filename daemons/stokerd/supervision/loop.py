@@ -65,6 +65,7 @@ class Supervisor:
         self.context.ready("taking up the run")
         while True:
             wait_s = self._cycle()
+            self.run.note_time()
             self.status.show(self.workers.jobs.get(MIRROR))
             if (code := self.run.state.exit_code) is not None:
                 return code
@@ -78,6 +79,7 @@ class Supervisor:
         try:
             self.effects.stop_workers()
             self.gpus.close()
+            self.run.goodput.keep()
             self.context.hand_over(self._work(), self.effects.trainer.descriptors, checked)
         except (OSError, Transient) as problem:
             self.reload.refuse(f"the new code cannot be started: {problem}")
@@ -141,6 +143,8 @@ class Supervisor:
     def close(self) -> None:
         """Ends the processes of this supervisor: workers at once, a trainer after it has saved."""
         self.effects.trainer.close()
+        self.run.note_time()
+        self.run.goodput.keep()
         self.workers.stop()
         self.workers.stop_mirror()
         self.gpus.close()

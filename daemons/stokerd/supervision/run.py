@@ -22,6 +22,7 @@ from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import Phase, RunState, read_state
 from stokerd.supervision.accounts import Accounts, RunStore
 from stokerd.supervision.data import DataReadiness
+from stokerd.supervision.goodput import GoodputBooks
 
 
 @dataclass
@@ -61,10 +62,15 @@ class Run:
     accounts: Accounts
     data: DataReadiness
     timings: Timings
+    goodput: GoodputBooks
     counted: Counted = field(default_factory=Counted)
 
     def change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
+
+    def note_time(self) -> None:
+        """Counts the time until now for what it was spent on; from now on it is for the present state."""
+        self.goodput.look(self.state, self.store.record, self.at.step)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -145,4 +151,7 @@ def load_run(context: DaemonContext) -> Run:
         accounts,
         DataReadiness(pipeline, context.events, planner),
         Timings(context.metrics),
+        GoodputBooks(
+            layout, pipeline.layout.quarantine, context.events, is_reloaded=context.handover is not None
+        ),
     )

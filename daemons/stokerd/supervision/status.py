@@ -19,6 +19,7 @@ from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.health.exits import ExitClass
 from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
+from stoker.supervise.run.goodput import BUCKETS
 from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
@@ -61,6 +62,8 @@ FIGURES = (
     Figure("train_allocation_retries_total", "Allocations tried again.", "figures.alloc_retries"),
     Figure("train_micro_batch", "Windows of a forward pass.", "micro_batch"),
     Figure("train_halted", "1 while the run is halted.", "figures.halted"),
+    Figure("train_time_seconds_total", "Time of the run.", "goodput.seconds.*", {"bucket": BUCKETS}),
+    Figure("train_goodput_ratio", "Share in steps that a proven checkpoint holds.", "goodput.ratio"),
     Figure("train_state", "1 for the state the run is in.", "figures.state.*", STATE),
     Figure("train_phase", "1 for what the supervisor does.", "figures.phase.*", PHASE),
     Figure("train_timeline", "The run's timeline.", "timeline"),
@@ -93,7 +96,9 @@ class Status:
         self._run, self._gpus, self._observer = run, gpus, Observer(run.context)
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self.last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        run.context.metrics.show(FIGURES, {"timeline": run.accounts.timeline})
+        # Counters that last longer than a supervisor: none may begin at 0.
+        shown = {"timeline": run.accounts.timeline, "goodput": run.goodput.shown()}
+        run.context.metrics.show(FIGURES, shown)
         self._audit: Mapping[str, float] = {}
         self._audit_at = 0.0
 
@@ -124,6 +129,7 @@ class Status:
             self._audit_at = now + AUDIT_EVERY_S
             self._audit = read_audit(run.pipeline.layout.audit, self._audit)
         more = {"figures": figures(run, shown) | {"audit": self._audit}, "gpus": self._gpus.shown()}
+        more["goodput"] = run.goodput.shown()
         guards = {live.guard.pid: GUARD} if live is not None else {}
         run.context.beat(shown | more | self._observer.look(guards, status=more), status_text(shown))
 

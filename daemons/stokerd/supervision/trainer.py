@@ -252,6 +252,7 @@ class TrainerControl:
         run, exit_, (trainer, _) = self.run, action.exit, self._running()
         self.close()
         run.accounts.interrupted()
+        run.goodput.ended(trainer, exit_)
         run.counted.restarts[exit_.kind] += 1
         level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
         words = {"launch": trainer.launch.launch, "exit_class": str(exit_.kind), **trainer.evidence.body()}

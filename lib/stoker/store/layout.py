@@ -124,6 +124,8 @@ class RunLayout:
         self.timelines = root / "timelines.jsonl"
         self.consumed = root / "consumed.json"
         self.launches = root / "launches.jsonl"  # the first step and the settings of each launch
+        self.runs = root / "runs.jsonl"  # how each launch ended, and where the time went
+        self.goodput = root / "goodput.json"  # the account of the run's time so far
         self.mirror = root / "mirror.json"  # the checkpoints that the mirror held at the last listing
         self.waiting = root / "waiting.json"  # how long the plan has waited for missing files
         self.heldout = root / "heldout.bin"

@@ -83,6 +83,12 @@ class TrainerView:
     finished: str | None = None  # why it ends
     nonfinite: int = 0  # messages so far with a loss or gradient norm that is not finite
 
+    @property
+    def doing(self) -> str:
+        """The phase; "" before the trainer's first word, and once it has told that it ends."""
+        is_heard = self.phase != "load" or self.heard_at != self.moved_at
+        return self.phase if is_heard and self.finished is None else ""
+
 
 def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
     """Returns the view after a datagram; values that the datagram leaves out stay."""
