@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from crash import Crash, acknowledge, check_crashes
+from stoker.checkpoints import handover
 from stoker.checkpoints.handover import Memory, Sealer, lay_out
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import sweep_leftovers
@@ -41,9 +42,16 @@ class Trainer:
         self.directory = directory
         self.state = bytearray(STATE_BYTES)
         self.words: list[dict[str, object]] = []
+        self.done: list[object] = []  # told after each second of a wait
         self.sealer = Sealer(directory, "l1", keeps=options.pop("keeps", ()))
         options = {"step": 0, "every": (None, 1), **options}
-        self.saver = Saver(self.sealer, Copier(), lambda **words: self.words.append(words), **options)
+        self.saver = Saver(self.sealer, Copier(), self.say, **options)
+
+    def say(self, **words: object) -> None:
+        if "done" in words:
+            self.done.append(words["done"])
+        else:
+            self.words.append(words)
 
     def contents(self, step: int) -> tuple[list[Any], dict[str, Any]]:
         self.state[:] = bytes([step]) * STATE_BYTES
@@ -243,6 +251,29 @@ def test_another_checkpoint_of_the_name_stops_the_run_at_once(start: Start) -> N
     with pytest.raises(DataError, match="is there already"):
         trainer.save(1)
         trainer.saver.wait()
+
+
+def test_who_waits_for_a_slow_save_tells_how_much_is_written(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "WAIT_S", 0.02)
+    trainer = start()
+    trainer.save(1)
+    trainer.saver.wait()
+    wrote = trainer.sealer.written_bytes
+    trainer.signal(signal.SIGSTOP)
+    trainer.save(2)
+    trainer.done.clear()
+
+    def say(**words: object) -> None:
+        trainer.say(**words)
+        if len(trainer.done) == 3:
+            trainer.signal(signal.SIGCONT)
+
+    trainer.saver._say = say
+    trainer.saver.wait()
+    assert trainer.done[:3] == [wrote] * 3, "a stopped sealer makes no progress"
+    assert trainer.sealer.written_bytes >= wrote and trainer.sealed()[-1] == "step-000000002"
 
 
 @pytest.mark.parametrize("how", ["the machine has none", "the kernel gives none"])

@@ -204,7 +204,7 @@ def test_the_held_out_loss_is_the_mean_over_windows_with_its_standard_error(run:
     assert found is not None
     assert found.loss == pytest.approx(np.mean(each), abs=1e-5)
     assert found.stderr == pytest.approx(np.std(each, ddof=1) / np.sqrt(6), rel=1e-3)
-    assert evaluate(model, windows, compute=CPU, micro_batch=4, go_on=lambda: False) is None
+    assert evaluate(model, windows, compute=CPU, micro_batch=4, go_on=lambda windows: False) is None
 
 
 def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run: TrainerRun) -> None:

@@ -142,6 +142,8 @@ class TrainerControl:
         now = time.monotonic()
         before, trainer = trainer, replace(trainer.after_words(guarded.drain(), now), pid=guarded.trainer_pid)
         self._measure(before, trainer)
+        if trainer.view.phase == "wait-data" and self._lacks_data(trainer):
+            trainer = trainer.believed()
         if now >= trainer.sample_at:
             work = work_of(process.pid for process in children_tree(guarded.pid))
             trainer = trainer.sampled(work, self._memory.tree_kills(), now, next_at=now + EVIDENCE_S)
@@ -153,6 +155,12 @@ class TrainerControl:
         with contextlib.suppress(StorageError):  # the state disk is full: the next call tries again
             self._note_numerics()
         return end
+
+    def _lacks_data(self, trainer: Trainer) -> bool:
+        """Returns whether the plan has no batch left for a trainer that says that it waits for one."""
+        run = self.run
+        left = run.accounts.windows_left(trainer.position or run.at.position)
+        return left < run.pipeline.train.global_batch
 
     def _with_evidence(self, trainer: Trainer, end: GuardedEnd) -> Trainer:
         run = self.run

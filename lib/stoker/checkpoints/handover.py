@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 from stoker.checkpoints.sealer import IGNORED, MOST_BYTES
 from stoker.kit.exec import launch_command
-from stoker.kit.process import signal_name
+from stoker.kit.process import ProcessId, readable, signal_name, usage_of
 from stoker.store.errors import DataError, StorageError
 from stoker.store.files import canonical_json
 from stoker.store.record import parse_json
+
+WAIT_S = 1.0  # for an answer, at most
 
 File = tuple[str, Sequence[Any]]  # a name, and parts: bytes, or whatever has `nbytes` and holds them
 
@@ -107,16 +109,24 @@ class Sealer:
             raise self._ended() from error
 
     def answer(self, *, wait: bool) -> str:
-        """Returns the sealed checkpoint's name, "" if it is not sealed yet.
+        """Returns the sealed checkpoint's name, "" if it is not sealed yet; may wait a second for it.
 
         Raises StorageError where it could not be sealed, DataError where another one has its name.
         """
+        if wait and not readable(self._channel.fileno(), timeout_s=WAIT_S):
+            return ""
         found = self._received(wait=wait)
         if "failed" not in found:
             return str(found.get("sealed", ""))
         if found["code"] == DataError.exit_code:
             raise DataError(found["failed"])
         raise StorageError(found["failed"], found["errno"])
+
+    @property
+    def written_bytes(self) -> int:
+        """Returns what the process has written to storage so far."""
+        usage = usage_of(ProcessId.of(self._process.pid))
+        return usage.used.write_bytes if usage is not None else 0
 
     def end(self) -> None:
         """Lets it finish what it has, and waits for its end."""

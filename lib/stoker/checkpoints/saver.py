@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker.checkpoints.handover import File, Layout, Memory, Sealer, lay_out
@@ -22,6 +22,7 @@ from stoker.store.errors import StorageError
 SPARE_BYTES = 256 << 20  # of the machine's memory, which a copy leaves
 GRAIN_BYTES = 4 << 20  # the copy's memory grows by: a plan's copy becomes longer from save to save
 MOST_FAILURES = 2
+TELL_S = 1.0  # between two words on the bytes written
 
 
 class Copier:
@@ -45,7 +46,7 @@ class Copier:
 
 
 class Say(Protocol):
-    """Tells the supervisor: checkpoint=name, save_failed=why, save_in_place=why."""
+    """Tells the supervisor: checkpoint=name, done=bytes, save_failed=why, save_in_place=why."""
 
     def __call__(self, **words: object) -> None: ...
 
@@ -77,6 +78,7 @@ class Saver:
         self._pending: int | None = None  # the step in flight
         self._copying: Layout | None = None  # of the step in flight, until it is handed over
         self._failures = 0
+        self._written_bytes, self._told_at = 0, 0.0  # in place
         self._is_told = False  # that memory is short
 
     def is_due(self, step: int) -> bool:
@@ -122,6 +124,8 @@ class Saver:
         """Waits until no save is in flight."""
         while self._pending is not None:
             self._go_on(wait=True)
+            if self._pending is not None:
+                self._tell_done()
 
     def _go_on(self, *, wait: bool) -> None:
         if self._pending is None or (self._copying is not None and not self._copier.is_done(wait=wait)):
@@ -142,15 +146,28 @@ class Saver:
             print(f"trainer: {why}", file=sys.stderr)
             self._say(save_in_place=why)
         self._is_told = True
+        self._told_at = time.monotonic()
         try:
             with CheckpointWriter(self._sealer.checkpoints, body["step"], self._sealer.launch) as writer:
                 for name, parts in files:
-                    writer.add(name, map(self._copier.bytes_of, parts))
+                    writer.add(name, self._told(parts))
                 sealed = writer.seal(body)
         except StorageError as problem:
             self._fail(problem)
         else:
             self._succeed(sealed.name)
+
+    def _told(self, parts: Sequence[Any]) -> Iterator[memoryview]:
+        """Yields the bytes of parts that are written in place, and tells how many are written."""
+        for part in parts:
+            yield (data := self._copier.bytes_of(part))
+            self._written_bytes += data.nbytes
+            if time.monotonic() - self._told_at >= TELL_S:
+                self._tell_done()
+
+    def _tell_done(self) -> None:
+        self._told_at = time.monotonic()
+        self._say(done=self._written_bytes + self._sealer.written_bytes)
 
     def _succeed(self, name: str) -> None:
         assert self._pending is not None

@@ -254,8 +254,7 @@ def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
     view = trainer.view
     verdict, why = judge(
         view.phase,
-        unheard_s=now - view.heard_at,
-        unmoved_s=now - view.moved_at,
+        quiet_s=view.quiet_s(now),
         still_s=now - trainer.stillness.worked_at,
         p99_s=trainer.step_times.p99_s(),
         hang_s=hang_s,

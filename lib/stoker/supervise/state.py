@@ -86,7 +86,7 @@ class Trainer:
                 numerics.append((said.get("step", self.step), said["numerics"]))
             before, view = view, heard(view, said, now)
             if before.phase == "checkpoint" != view.phase:
-                saves_s.append(now - before.moved_at)
+                saves_s.append(now - before.phase_at)
             if view.phase != "train":
                 times = times.interrupted()
             elif "step" in said:
@@ -130,8 +130,12 @@ class Trainer:
 
     def excused(self, now: float) -> Trainer:
         """Returns the trainer with its silence counted from now: machine or supervisor did not run."""
-        view = replace(self.view, heard_at=now, moved_at=now)
+        view = replace(self.view.moved(now), heard_at=now)
         return replace(self, view=view, stillness=Stillness(now, now))
+
+    def believed(self) -> Trainer:
+        """Returns a trainer whose wait for data is no time without progress, as far as it has told of it."""
+        return replace(self, view=self.view.moved(self.view.heard_at))
 
 
 @dataclass(frozen=True)

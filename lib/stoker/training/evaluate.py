@@ -53,9 +53,9 @@ def evaluate(
     *,
     compute: Compute,
     micro_batch: int,
-    go_on: Callable[[], bool] = lambda: True,
+    go_on: Callable[[int], bool] = lambda windows: True,
 ) -> Evaluation | None:
-    """Returns the loss over all held-out windows; None when `go_on` is false before a micro-batch.
+    """Returns the loss over all held-out windows; None when `go_on`, told the windows done, is false.
 
     Where memory runs out it halves its own micro-batch. Raises NoMemory where one window does not fit.
 
@@ -75,7 +75,7 @@ def evaluate(
 
     with torch.inference_mode():
         while first < len(heldout):
-            if not go_on():
+            if not go_on(first):
                 return None
             losses.append(while_it_fits(losses_of, micro_batch, halved))
             first += len(losses[-1])

@@ -311,8 +311,8 @@ class Training:
         self.protocol.say("train", **self._words())
         return found is not None
 
-    def _still_evaluating(self) -> bool:
-        self.protocol.tell(**self._words())
+    def _still_evaluating(self, windows: int) -> bool:
+        self.protocol.tell(done=windows, **self._words())
         self.saver.poll()
         return not self.stop.asked
 

@@ -1,6 +1,7 @@
-"""Judges whether the trainer is alive: limits on silence and on stillness, by the phase it reports.
+"""Judges whether the trainer is alive: limits on the time without progress and without work, by phase.
 
-The evidence is of two kinds: its messages, and the CPU time and bytes of its processes, read from /proc.
+Progress is a higher step, or more done within an evaluation or a save; a trainer that only talks, or goes
+from phase to phase, makes none. Work is the CPU time and the bytes of its processes, read from /proc.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from stoker.supervise.health.trainer_protocol import Moment
 SUSPECT_S = 20.0
 STOP_S = 60.0
 COMPILE_S = 1800.0  # compiling a large model takes longer than any step
-TALKING = frozenset({"eval", "wait-data"})  # phases whose only sign of progress is a message
 WINDOW_STEPS = 512  # an hour of seven-second steps; one slow step in a hundred leaves the p99 as it is
 IDLE_SHARE = 0.01  # a sleeping interpreter's housekeeping threads stay well below a hundredth of a core
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # the process ended while /proc was read
@@ -26,26 +26,26 @@ State = Literal["alive", "suspect", "stop"]
 
 
 def judge(
-    phase: str, *, unheard_s: float, unmoved_s: float, still_s: float, p99_s: float | None, hang_s: float
+    phase: str, *, quiet_s: float, still_s: float, p99_s: float | None, hang_s: float
 ) -> tuple[State, str]:
     """Returns the verdict on a trainer, and why; call it after all its messages are read.
 
-    Seconds since the last message (`unheard_s`), the last new step or phase (`unmoved_s`), and the last work
-    of its processes (`still_s`); `p99_s` is the step time, `hang_s` the configured limit. Only `train` has
-    short limits, which follow the step time: in other phases a single fsync or a first kernel may take
-    minutes without a sign of life. A wait for data may last without limit while the trainer sends messages.
+    Seconds without progress in this phase (`quiet_s`) and since the last work of its processes (`still_s`);
+    `p99_s` is the step time, `hang_s` the configured limit, which each phase has for itself. Only `train` has
+    shorter limits, which follow the step time: in other phases a single fsync or a first kernel may take
+    minutes without a sign of life. A wait for data that is believed is no time without progress.
     """
-    quiet_s = unheard_s if phase in TALKING else unmoved_s
     limit_s = max(2 * hang_s, COMPILE_S) if phase == "compile" else hang_s
     if quiet_s >= limit_s:
-        return "stop", f"in phase {phase} for {quiet_s:.0f} s without a step (the limit is {limit_s:g} s)"
+        return "stop", f"in phase {phase} for {quiet_s:.0f} s without progress (the limit is {limit_s:g} s)"
     if phase != "train":
-        return "alive", ""
+        is_late, why = quiet_s >= limit_s / 2, f"no progress in phase {phase} for {quiet_s:.0f} s"
+        return ("suspect", why) if is_late else ("alive", "")
     step_s = p99_s or 0.0
     stop_s = max(STOP_S, 10 * step_s)
     if quiet_s >= stop_s and still_s >= stop_s:
         return "stop", f"no step for {quiet_s:.0f} s, and no CPU time or I/O in its tree for {still_s:.0f} s"
-    if quiet_s >= max(SUSPECT_S, 5 * step_s):
+    if quiet_s >= min(max(SUSPECT_S, 5 * step_s), limit_s / 2):
         return "suspect", f"no step for {quiet_s:.0f} s; the slowest of a hundred takes {step_s:.1f} s"
     return "alive", ""
 
@@ -59,9 +59,9 @@ class StepTimes:
 
     def stepped(self, step: int, now: float) -> StepTimes:
         """Returns the times with a step reported now; steps between two reports share the time equally."""
-        if self.last is None or step < self.last[0]:
+        if self.last is None:
             return StepTimes(self.times, (step, now))
-        if step == self.last[0]:
+        if step <= self.last[0]:
             return self
         took_s = (now - self.last[1]) / (step - self.last[0])
         return StepTimes((*self.times, took_s)[-WINDOW_STEPS:], (step, now))

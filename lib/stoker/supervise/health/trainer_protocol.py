@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, ValidationInfo
@@ -17,6 +17,7 @@ MOST_TEXT = 500
 
 PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data"})
 STEPPING = frozenset({"train", "eval", "checkpoint"})  # also between steps
+COUNTING = frozenset({"eval", "checkpoint"})  # in which a higher DONE is progress
 
 
 def _from_now(moment: float, info: SerializationInfo) -> float:
@@ -31,7 +32,7 @@ def _on_this_clock(seconds: float, info: ValidationInfo) -> float:
 Moment = Annotated[float, BeforeValidator(_on_this_clock), PlainSerializer(_from_now)]
 
 Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
-_NOT_OF_THE_VIEW = ("checkpoint", "nonfinite", "numerics", "save_failed", "save_in_place")
+_NOT_OF_THE_VIEW = ("checkpoint", "done", "nonfinite", "numerics", "rank", "save_failed", "save_in_place")
 
 
 def parse(datagram: bytes, launch: str) -> Said | None:
@@ -61,8 +62,11 @@ class TrainerView:
 
     launch: str
     heard_at: Moment  # the last message of any kind
-    moved_at: Moment  # the last new step or change of phase
+    moved_at: Moment  # the last progress: a higher step, or more done within `COUNTING` phases
     phase: str = "load"
+    phase_at: Moment = 0.0  # its begin
+    spent_s: Mapping[str, float] = field(default_factory=dict)  # in phases left again since that progress
+    done: Mapping[str, int] = field(default_factory=dict)  # the most in each phase since the last step
     waits: bool = False  # for data; a checkpoint in between does not end the wait
     step: int | None = None
     tokens: int | None = None
@@ -89,14 +93,37 @@ class TrainerView:
         is_heard = self.phase != "load" or self.heard_at != self.moved_at
         return self.phase if is_heard and self.finished is None else ""
 
+    def quiet_s(self, now: float) -> float:
+        """Returns the seconds without progress in the present phase, also over changes to others and back."""
+        return self.spent_s.get(self.phase, 0.0) + now - max(self.phase_at, self.moved_at)
+
+    def moved(self, now: float) -> TrainerView:
+        """Returns the view with progress made now."""
+        return replace(self, moved_at=now, spent_s={})
+
 
 def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
-    """Returns the view after a datagram; values that the datagram leaves out stay."""
+    """Returns the view after a datagram; values that the datagram leaves out stay.
+
+    Of another rank than 0 only the step counts: it has no loss of the run's, and its phase may lag behind.
+    """
+    if said.get("rank"):
+        said = {name: said[name] for name in ("step",) if name in said}
     plain = {field: value for field, value in said.items() if field not in _NOT_OF_THE_VIEW}
-    after = replace(view, **plain, nonfinite=view.nonfinite + said.get("nonfinite", 0))
-    moved = (after.phase, after.step) != (view.phase, view.step)
+    after = replace(view, **plain, nonfinite=view.nonfinite + said.get("nonfinite", 0), heard_at=now)
     waits = after.phase == "wait-data" or (view.waits and after.phase == "checkpoint")
-    return replace(after, waits=waits, heard_at=now, moved_at=now if moved else view.moved_at)
+    after = replace(after, waits=waits)
+    if after.phase != view.phase:
+        spent = {**view.spent_s, view.phase: view.quiet_s(now)}
+        after = replace(after, phase_at=now, spent_s=spent)
+    step = said.get("step")
+    if step is not None and (view.step is None or step > view.step):
+        return replace(after.moved(now), done={})
+    after = replace(after, step=view.step)  # a rank may lag
+    done = said.get("done", 0)
+    if after.phase in COUNTING and done > view.done.get(after.phase, 0):
+        return replace(after.moved(now), done={**view.done, after.phase: done})
+    return after
 
 
 def _phase(value: str) -> str:
@@ -137,7 +164,7 @@ def _object(value: str) -> dict[str, Any]:
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "PHASE": _phase,
-    **dict.fromkeys(("STEP", "TOKENS", "GPU_RESERVED_BYTES"), _whole),
+    **dict.fromkeys(("RANK", "STEP", "DONE", "TOKENS", "GPU_RESERVED_BYTES"), _whole),
     **dict.fromkeys(("MEMORY_BYTES", "ALLOC_RETRIES", "MICRO_BATCH"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
     **dict.fromkeys(("MFU", "DATA_WAIT_S", "SAVE_STALL_S"), _number),
