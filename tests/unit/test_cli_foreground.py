@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from stoker.cli.pipeline.events import is_due
-from stoker.cli.pipeline.run import Child, how_it_ended
+from stoker.cli.pipeline.run import Child, Foreground, how_it_ended
+from stoker.store.layout import TRAIN_SUPERVISOR
+from support.pipelines import make_pipeline
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,16 @@ def test_its_last_words_are_sought_at_the_end_of_a_long_log_alone(tmp_path: Path
         stream.seek(0, os.SEEK_END)
         stream.write(b"\nMemoryError\n")
     assert Child("stage_shard", log).last_words()[-1] == "MemoryError"
+
+
+def test_a_run_that_is_halted_ends_the_wait_for_its_end(tmp_path: Path) -> None:
+    pipeline = make_pipeline(tmp_path).pipeline
+    pipeline.runtime.create()
+    foreground = Foreground(pipeline, cast(Any, SimpleNamespace(say=print)), names=(TRAIN_SUPERVISOR,))
+    about = {"running": True, "pid": 7, "body": {"pid": 7, "halted": {"reason": "x"}}}
+    assert foreground.is_halted({TRAIN_SUPERVISOR: about})
+    assert not foreground.is_halted({TRAIN_SUPERVISOR: about | {"pid": 8}}), "of an earlier process"
+    assert not foreground.is_halted({TRAIN_SUPERVISOR: about | {"body": {"pid": 7, "halted": None}}})
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def test_a_lost_card_keeps_its_counters_and_its_place() -> None:
     assert shown["ecc_errors_total"]["1"] == {"corrected": 3}
 
 
+def test_what_others_hold_is_told_of_the_card_where_it_is_most() -> None:
+    cards = Cards()
+    assert cards.others_share() is None
+    sizes = {"memory_total_bytes": 100}
+    first = card(0, **sizes, processes={"1": 60, "2": 5})
+    cards.sampled([first, card(1, **sizes, processes={"3": 20}), card(2, lost=True)], {1})
+    assert cards.others_share() == 0.2
+
+
 def test_a_card_keeps_its_label_where_the_driver_counts_anew() -> None:
     cards = Cards()
     cards.sampled([card(0, "A", temperature_celsius=1), card(1, "B", temperature_celsius=2)], ())

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.retention import find_checkpoints
 from stoker.plan.timelines import ancestry, read_timelines
 from stoker.store.record import write_record
@@ -124,8 +125,12 @@ def test_a_suspect_is_set_aside_by_the_next_supervisor_and_put_back_where_it_was
 ) -> None:
     Ground(tmp_path).answer(Response(suspect=NAME))
     ground = Ground(tmp_path)
+    asked = ground.record.suspect
     policies.set_aside(ground.run)
+    ground.run.store.change(suspect=asked)  # it died before it could write that
     policies.set_aside(ground.run)
+    copies = [Mirrored(0, 30, "ab" * 4), Mirrored(0, 30, "cd" * 4)]
+    assert policies.newest_usable(ground.run, copies) == copies[1], "its copy is not fetched again"
     assert (ground.here(), ground.words) == ([10, 20], ["checkpoint_suspect"])
     assert (ground.record.suspect, ground.record.suspects) == (None, [f"{NAME}-{'ab' * 4}"])
     ground.answer(Response(halt="none can be loaded", puts_back=True))
@@ -150,6 +155,6 @@ def test_a_changed_file_ends_a_halt_and_no_pause(tmp_path: Path, is_paused: bool
     if is_paused:
         ground.run.store.pause("uid 0")
     ground = Ground(tmp_path, plan__epochs=7)
-    ground.requests.take_up()
+    ground.requests.look()
     assert (ground.record.halted, bool(ground.record.held)) == (None, is_paused)
     assert ground.words == ["run_resumed"] and ground.record.state == ("paused" if is_paused else "waiting")

@@ -51,6 +51,7 @@ def judged(
         (78, None, LOST, None, "wrong_config"),
         (1, None, LOST, None, "crashed"),
         (1, None, ROOM, None, "crashed"),
+        (1, None, LOST, "CUDA error: device-side assert triggered", "crashed"),  # its own mistake
         (1, None, FULL, None, "storage"),
         (1, None, OOM, None, "host_memory"),  # a launcher whose rank the kernel killed
         (1, None, XID, None, "device_lost"),

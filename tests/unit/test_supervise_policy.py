@@ -24,7 +24,9 @@ NOTHING = Tried()
 
 def case(kind: str, seen: Evidence = TRAINS, tried: Tried = NOTHING, **changes: Any) -> Case:
     """A launch that began at step 30 and sealed nothing; the run's checkpoints are of steps 20 and 30."""
-    facts = Facts(0, tried, changes.pop("skipped", ()), changes.pop("steps", (30, 20)))
+    facts = Facts(
+        changes.pop("timeline", 0), tried, changes.pop("skipped", ()), changes.pop("steps", (30, 20))
+    )
     usual = Case(Exit(ExitClass(kind), "why"), seen, facts, NAME, 30, 30, fruitless=1)
     return replace(usual, **changes)
 
@@ -52,6 +54,9 @@ ONCE, AFTER_ONE = Tried(unloaded=NAME), Tried(unloaded=NAME, suspects=1)
         (case("non_finite"), Response(MADE_AGAIN)),
         (case("non_finite", tried=Tried(again=(0, 34))), Response(MADE_AGAIN)),
         (case("non_finite", tried=Tried(again=(1, 35))), Response(MADE_AGAIN)),
+        (case("non_finite", tried=Tried(again=(1, 35)), timeline=1),
+         Response(Tried(again=(1, 35)),
+                  fork=Fork(30, ((34, 35),), "non_finite: step 35 was not finite, twice"))),
         (case("non_finite", tried=MADE_AGAIN, newest_step=34),
          Response(MADE_AGAIN, fork=Fork(34, ((34, 35),), "non_finite: step 35 was not finite, twice"))),
         (case("non_finite", tried=MADE_AGAIN, skipped=(10,)),
@@ -73,6 +78,7 @@ ONCE, AFTER_ONE = Tried(unloaded=NAME), Tried(unloaded=NAME, suspects=1)
         (case("crashed", TRAINS, ONCE), Response()),
         (case("crashed", replace(LOADS, phase="compile"), ONCE), Response()),
         (case("crashed", replace(LOADS, step=31), ONCE), Response()),
+        (case("crashed", LOADS, ONCE, newest_step=31), Response()),
         (case("killed", LOADS, ONCE), Response(ONCE)),
         (case("crashed", LOADS, ONCE, steps=(30,)), Response(ONCE)),
         (case("crashed", LOADS, ONCE, resume="", resume_step=0), Response()),

@@ -29,7 +29,6 @@ from stokerd.supervision import policies
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.gpus import Gpus
 from stokerd.supervision.jobs import MIRROR
-from stokerd.supervision.policies import mark_of
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.status import Status
 from stokerd.supervision.workers import Workers
@@ -177,8 +176,6 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
             return _proving(run, seen)
         case Phase.WAITING:
             return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate)
-        case Phase.HALTED if run.store.is_file_changed:  # by a reload
-            return replace(seen, held="")
         case Phase.FINISHED if not run.state.is_at_rest:
             return replace(seen, is_settled=_is_settled(run, seen))
         case _:
@@ -204,8 +201,7 @@ def _proving(run: Run, seen: Seen) -> Seen:
     step = newest.step if newest is not None else None
     look = run.mirror.to_look(step, history, has_rejected=has_rejected)
     newer = fallback(run.mirror.copies, history, -1 if step is None else step)
-    suspects = run.store.record.suspects if run.store.record is not None else ()
-    return replace(seen, look=look, newer=next((one for one in newer if mark_of(one) not in suspects), None))
+    return replace(seen, look=look, newer=policies.newest_usable(run, newer))
 
 
 def _is_settled(run: Run, seen: Seen) -> bool:

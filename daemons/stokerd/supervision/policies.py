@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -24,9 +25,11 @@ def facts(run: Run) -> Facts:
     return Facts(timelines.current, Tried(**tried), skipped(timelines), tuple(one.step for one in found))
 
 
-def mark_of(copy: Mirrored) -> str:
-    """Returns what tells a checkpoint from another of its step."""
-    return f"{checkpoint_name(copy.step)}-{copy.mark}"
+def newest_usable(run: Run, copies: Iterable[Mirrored]) -> Mirrored | None:
+    """Returns the first of these copies that was not set aside here as suspect."""
+    suspects = run.store.record.suspects if run.store.record is not None else ()
+    usable = (one for one in copies if f"{checkpoint_name(one.step)}-{one.mark}" not in suspects)
+    return next(usable, None)
 
 
 def halt(run: Run, reason: str, kind: str = "", **changes: Any) -> None:
@@ -72,4 +75,4 @@ def set_aside(run: Run) -> None:
         moved = run.checkpoints.reject(name, "suspect: it is whole, and two launches could not load it")
         words = {"moved_to": str(moved.place), "dropped": list(moved.dropped)}
         run.events.record("checkpoint_suspect", "warning", path=f"checkpoints/{name}", **words)
-    run.store.change(suspect=None, suspects=[*record.suspects, f"{name}-{mark}"])
+    run.store.change(suspect=None, suspects=sorted({*record.suspects, f"{name}-{mark}"}))

@@ -46,24 +46,24 @@ class Requests:
         self._look_at = 0.0
 
     def look(self) -> None:
-        """Answers new requests; while the disk cannot be written, they stay for a later call."""
+        """Answers new requests; while the disk cannot be written, they stay for a later call.
+
+        A pipeline file that has changed speaks for a halted run, as a request does.
+        """
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + LOOK_S
         try:
+            if self.run.store.is_file_changed:
+                self._go_on("the pipeline file has changed", paused=self.run.store.begun.paused)
             self.box.answer(self.handlers)
         except StorageError as problem:
             self.alerts.raise_("storage_trouble", message=str(problem))
 
     def take_up(self) -> None:
-        """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile.
-
-        A halted run whose file has changed goes on.
-        """
+        """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile."""
         run = self.run
-        if run.store.is_file_changed:
-            self._go_on("the pipeline file has changed", paused=run.store.begun.paused)
         if restored := rollback.restore_lost(run.layout):
             self.events.record("timelines_restored", "warning", forks=restored, source="checkpoints")
         timelines = run.accounts.timelines()
