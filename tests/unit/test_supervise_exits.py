@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.supervise.health.evidence import Evidence, free_bytes
-from stoker.supervise.health.exits import FULL_BYTES, Exit, ExitClass, GuardedEnd, classify
+from stoker.supervise.health.exits import FULL_BYTES, TOLD_LINES, Exit, ExitClass, GuardedEnd, classify
 
 LOST = Evidence(phase="train", step=40, last_step=80, sealed_step=30)  # steps that no checkpoint holds
 KEPT = replace(LOST, sealed_step=40)
@@ -43,6 +43,7 @@ def judged(
         (71, None, LOST, "memory ran out: CUDA out of memory", "gpu_memory"),
         (71, None, LOST, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate", "host_memory"),
         (71, None, LOST, "MemoryError: ", "host_memory"),
+        (71, None, LOST, "OutOfMemoryError: CUDA out of memory. Tried to allocate", "gpu_memory"),
         (74, None, LOST, None, "storage"),
         (75, None, LOST, "LockHeld: another trainer", "try_again"),
         (75, None, LOST, "AcceleratorError: CUDA error: unspecified launch failure", "device_lost"),
@@ -52,6 +53,12 @@ def judged(
         (1, None, LOST, None, "crashed"),
         (1, None, ROOM, None, "crashed"),
         (1, None, LOST, "CUDA error: device-side assert triggered", "crashed"),  # its own mistake
+        (1, None, LOST, "RuntimeError: CUDA error: uncorrectable ECC error encountered", "device_lost"),
+        (1, None, LOST, "OSError: [Errno 28] No space left on device", "storage"),
+        (1, None, replace(LOST, lines=("Traceback", "torch.OutOfMemoryError: CUDA out of memory.")), None,
+         "gpu_memory"),
+        (1, None, replace(LOST, lines=("CUDA out of memory", *["a line"] * TOLD_LINES)), None, "crashed"),
+        (65, None, replace(LOST, lines=("MemoryError: ",)), None, "bad_data"),
         (1, None, FULL, None, "storage"),
         (1, None, OOM, None, "host_memory"),  # a launcher whose rank the kernel killed
         (1, None, XID, None, "device_lost"),
@@ -119,7 +126,7 @@ def test_only_data_that_could_not_be_read_is_proven_before_the_next_launch(
 
 
 def test_evidence_tells_what_says_something() -> None:
-    told = replace(OOM, headroom_bytes=1 << 30, free_bytes=0)
+    told = replace(OOM, headroom_bytes=1 << 30, free_bytes=0, lines=("long",))
     assert told.body() == {
         "phase": "train",
         "step": 40,

@@ -6,14 +6,12 @@ import errno
 import os
 
 from stoker.store.errors import NoMemory, StokerError
-from stoker.supervise.health.exits import CARD_WORDS
+from stoker.supervise.health.exits import tells_card_lost
 
 STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENODEV, errno.ESTALE})
 
 # On a CPU torch raises a RuntimeError; CUDA's libraries and the driver have words of their own.
 _NO_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
-# What a program did wrong, which it will do again: no card is lost.
-_OWN_MISTAKES = ("device-side assert", "illegal memory access", "misaligned address", "invalid ")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -25,9 +23,7 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 def is_card_lost(problem: BaseException) -> bool:
     """Returns whether a GPU or its driver failed: torch.AcceleratorError is a RuntimeError, too."""
-    text = str(problem)
-    told = isinstance(problem, RuntimeError) and any(word in text for word in CARD_WORDS)
-    return told and not any(word in text for word in _OWN_MISTAKES)
+    return isinstance(problem, RuntimeError) and tells_card_lost(str(problem))
 
 
 def exit_code(problem: Exception) -> int:

@@ -29,6 +29,7 @@ class Evidence:
     )
     free_bytes: int | None = None  # on the disk of its checkpoints, after the end
     xids: tuple[int, ...] = ()  # that the cards brought about by themselves
+    lines: tuple[str, ...] = ()  # the last of its output
 
     @property
     def is_sealed(self) -> bool:
@@ -42,9 +43,10 @@ class Evidence:
         return self.last_step is not None and made < self.last_step and self.ending not in OVER
 
     def body(self) -> dict[str, Any]:
-        """Returns what an event and runs.jsonl tell: all that says something."""
-        quiet = asdict(Evidence())
-        return {name: value for name, value in asdict(self).items() if name == "step" or value != quiet[name]}
+        """Returns what an event and runs.jsonl tell: all that says something, but for the output."""
+        quiet, told = asdict(Evidence()), asdict(self)
+        del told["lines"]
+        return {name: value for name, value in told.items() if name == "step" or value != quiet[name]}
 
 
 def free_bytes(directory: Path) -> int | None:

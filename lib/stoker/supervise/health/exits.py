@@ -52,8 +52,14 @@ _BY_CODE = {
 }
 # A process brings these upon itself; any other signal was sent to it.
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
-CARD_WORDS = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")  # of torch's errors
-_CPU_MEMORY = ("DefaultCPUAllocator", "MemoryError")  # torch's and Python's words; code 71 is of any memory
+# Words of torch's, CUDA's and Python's errors. Code 71 is of any memory.
+_CPU_MEMORY = ("DefaultCPUAllocator", "MemoryError", "Cannot allocate memory")
+_GPU_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_CARD = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")
+# What a program did wrong, which it will do again: no card is lost.
+_OWN_MISTAKES = ("device-side assert", "illegal memory access", "misaligned address", "invalid ")
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+TOLD_LINES = 20  # of the output, for a trainer that does not say why it ends
 FULL_BYTES = 16 << 20  # a disk with less room has no place for a checkpoint
 
 
@@ -91,7 +97,7 @@ def classify(
         return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
     how = f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
     words = f": {last_words}" if last_words else ""
-    kind, why = _judged(end, seen, words)
+    kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
     doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
     return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data)
@@ -108,13 +114,12 @@ def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str
         return ExitClass.BAD_DATA, "a mapped file is not all there"
     if seen.oom_kills and (is_unclear or signal.SIGKILL in (signum, (code or 0) - 128)):
         return ExitClass.HOST_MEMORY, "the kernel's OOM killer was at work"
-    if kind is ExitClass.GPU_MEMORY and any(word in words for word in _CPU_MEMORY):
+    if kind is ExitClass.GPU_MEMORY and _told(words) is ExitClass.HOST_MEMORY:
         return ExitClass.HOST_MEMORY, ""
-    is_retried = kind is ExitClass.TRY_AGAIN
-    if (is_unclear or is_retried) and seen.xids:
+    if (is_unclear or kind is ExitClass.TRY_AGAIN) and seen.xids:
         return ExitClass.DEVICE_LOST, f"after Xid {', '.join(map(str, seen.xids))}"
-    if is_retried and any(word in words for word in CARD_WORDS):
-        return ExitClass.DEVICE_LOST, ""
+    if (is_unclear or kind is ExitClass.TRY_AGAIN) and (told := _told(words)):
+        return told, ""
     if is_unclear and seen.free_bytes is not None and seen.free_bytes < FULL_BYTES:
         return ExitClass.STORAGE, "the disk of its checkpoints is full"
     if kind is ExitClass.FINISHED and seen.is_short:
@@ -123,3 +128,20 @@ def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str
             f"after step {seen.step} of {seen.last_step}, and nobody asked it to stop",
         )
     return kind, ""
+
+
+def tells_card_lost(words: str) -> bool:
+    """Returns whether the words of an error tell that a GPU or its driver failed."""
+    return any(word in words for word in _CARD) and not any(word in words for word in _OWN_MISTAKES)
+
+
+def _told(words: str) -> ExitClass | None:
+    """Returns the class that a trainer's own words tell where its exit code tells none."""
+    for kind, known in (
+        (ExitClass.GPU_MEMORY, _GPU_MEMORY),  # first: torch.OutOfMemoryError is a card's
+        (ExitClass.HOST_MEMORY, _CPU_MEMORY),
+        (ExitClass.STORAGE, _FULL),
+    ):
+        if any(word in words for word in known):
+            return kind
+    return ExitClass.DEVICE_LOST if tells_card_lost(words) else None
