@@ -44,6 +44,20 @@ def test_every_second_of_a_run_is_in_the_line_of_its_launch(finished: TrainPipel
     assert one.wall_s == pytest.approx(end - began, abs=2.5)  # two times in whole seconds, and the gates
 
 
+def test_the_commands_show_launches_and_checkpoints(
+    finished: TrainPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["runs", str(finished.data.file)]) == 0
+    summary, goodput, _, row = capsys.readouterr().out.splitlines()
+    assert summary == "run main of data: 1 launched" and " % of " in goodput
+    assert row.split()[3:7] == ["s", "0", "to", "60"] and "  finished  " in row
+    assert exit_code(["checkpoint", "list", str(finished.data.file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["40", "50", "60"]
+    assert all(line.endswith("  proven") for line in lines[2:])
+    assert f"  goodput            {goodput.split('goodput ')[1]}" in told(finished, "goodput").splitlines()
+
+
 def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline, tmp_path: Path) -> None:
     run = copy_of(finished, tmp_path / "again")
     ended = run.once()

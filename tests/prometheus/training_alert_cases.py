@@ -76,6 +76,46 @@ CASES = (
         severities=("critical",),
     ),
     Case(
+        "StokerGoodputBurn",
+        70,
+        "p lost 83.33% of the last hour.",
+        {
+            'train:stoker_train_time_seconds_total{bucket="load"}': "0+25x90",
+            'train:stoker_train_time_seconds_total{bucket="redone"}': "0+25x90",
+            'train:stoker_train_time_seconds_total{bucket="steps"}': "0+10x90",
+        },
+        (
+            {'train:stoker_train_time_seconds_total{bucket="load"}': "0+15x90"},
+            {'train:stoker_train_time_seconds_total{bucket="redone"}': "0x50 0+50x40"},  # for a few minutes
+            {'train:stoker_train_time_seconds_total{bucket="load"}': "0+60x62 3720x30"},  # no longer
+            {
+                'train:stoker_train_time_seconds_total{bucket="load"}': "0x90",
+                'train:stoker_train_time_seconds_total{bucket="redone"}': "0x90",
+                'train:stoker_train_time_seconds_total{bucket="data_wait"}': "0+25x90",
+                'train:stoker_train_time_seconds_total{bucket="halted"}': "0+25x90",
+            },
+        ),
+        severities=("critical",),
+    ),
+    Case(
+        "StokerGoodputBurn",
+        400,
+        "p lost 33.33% of the last 6 hours.",
+        {
+            'train:stoker_train_time_seconds_total{bucket="save_stall"}': "0+20x450",
+            'train:stoker_train_time_seconds_total{bucket="steps"}': "0+40x450",
+        },
+        (
+            {'train:stoker_train_time_seconds_total{bucket="save_stall"}': "0+15x450"},
+            {'train:stoker_train_time_seconds_total{bucket="save_stall"}': "0+22x368 8096x80"},  # no longer
+            {
+                'train:stoker_train_time_seconds_total{bucket="save_stall"}': "0x450",
+                'train:stoker_train_time_seconds_total{bucket="halted"}': "0+20x450",
+            },
+        ),
+        severities=("warning",),
+    ),
+    Case(
         "StokerDataWait",
         40,
         "The run of p has waited for data for 38m 20s.",

@@ -128,8 +128,11 @@ class Status:
         if now >= self._audit_at:
             self._audit_at = now + AUDIT_EVERY_S
             self._audit = read_audit(run.pipeline.layout.audit, self._audit)
-        more = {"figures": figures(run, shown) | {"audit": self._audit}, "gpus": self._gpus.shown()}
-        more["goodput"] = run.goodput.shown()
+        more: dict[str, Any] = {
+            "figures": figures(run, shown) | {"audit": self._audit},
+            "gpus": self._gpus.shown(),
+        }
+        more |= {"goodput": run.goodput.shown(), "proven": run.checkpoints.proven_names}
         guards = {live.guard.pid: GUARD} if live is not None else {}
         run.context.beat(shown | more | self._observer.look(guards, status=more), status_text(shown))
 

@@ -24,6 +24,8 @@ COMMANDS = {
     "download": ("stoker.cli.data.download", "download", "Fetch a source's files, or list them."),
     "rows": ("stoker.cli.data.rows", "rows", "Write the first rows of a source to a file."),
     "audit": ("stoker.cli.runs.audit", "audit", "Recount every document, token and step from the disk."),
+    "runs": ("stoker.cli.runs.runs", "runs", "Show the run's launches and where its time went."),
+    "checkpoint": ("stoker.cli.runs.checkpoint", "checkpoint", "Show the checkpoints of a run."),
     "rollback": ("stoker.cli.runs.rollback", "rollback", "Take the run back to a checkpoint."),
     "skip-set": ("stoker.cli.runs.rollback", "skip_set", "Give up a shard set that cannot be restored."),
     "pause": ("stoker.cli.runs.hold", "pause", "Stop training until it is resumed."),

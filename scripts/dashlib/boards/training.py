@@ -16,6 +16,7 @@ from dashlib.panels import BAD, GOOD, WARN, Board, Panel, Row
 
 _NO_GPU = "no GPU"
 _LACKS = "no GPU, or one that does not tell this"
+_LOST = '{*,bucket!~"steps|data_wait|halted"}'  # as the alerts count it
 _MIRROR = "no mirror of the checkpoints"
 
 
@@ -75,6 +76,27 @@ _STEPS = (
 )
 
 _EFFICIENCY = (
+    Panel(
+        "Where the time goes",
+        "percentunit",
+        {"{{bucket}}": "rate(stoker_train_time_seconds_total{*}[1h])"},
+        "Share of the last hour by what it was spent on. Steps count once a proven checkpoint holds them; "
+        "those that none came to hold are redone.",
+        width=16,
+        stacked=True,
+    ),
+    Panel(
+        "Goodput",
+        "percentunit",
+        {
+            "of the run": "stoker_train_goodput_ratio{*}",
+            "lost in the last hour": f"sum(rate(stoker_train_time_seconds_total{_LOST}[1h]))",
+        },
+        "Share of the run's time in steps that a proven checkpoint holds, and the share of the last hour "
+        "lost to what is neither training, nor a wait for data, nor a halt.",
+        maximum=1,
+        empty="the run has not begun",
+    ),
     Panel(
         "MFU",
         "percentunit",

@@ -17,6 +17,7 @@ from stoker.observe.progress import rates
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import utc_now
+from stoker.supervise.run.goodput import STEPS
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
 SILENT_S = 60.0  # a loop shows its status every few seconds
@@ -26,6 +27,7 @@ STANDS_STILL = frozenset(
     {"waits", "paused", "trouble", "waiting for", "halted", "remedy"}
 )  # rows that explain a pause
 TITLE_WIDTH = 21
+MOST_BUCKETS = 4  # that the row of goodput names
 _OF_GPUS = ("memory_used_bytes", "memory_total_bytes", "utilization_ratio", "temperature_celsius")
 Row = tuple[str, str]  # a title and its text; a row of data or run with an empty text is not shown
 
@@ -184,6 +186,18 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
         yield "plan", text if ahead is None else f"{text}, {format_count(ahead)} ahead"
     yield "launches", str(body.get("launches") or "")
+    spent = body.get("goodput") or {}
+    yield "goodput", spent_line(spent) if spent.get("wall_s") else ""
+
+
+def spent_line(account: Mapping[str, Any]) -> str:
+    """Returns the share of a run's time that became steps, and where most of the rest went."""
+    seconds = {name.replace("_", " "): one for name, one in account["seconds"].items() if name != STEPS}
+    seconds["not proven yet"] = account["undecided_s"]
+    most = sorted((name for name in seconds if seconds[name] >= 1.0), key=lambda name: -seconds[name])
+    rest = ", ".join(f"{name} {format_duration(seconds[name])}" for name in most[:MOST_BUCKETS])
+    line = f"{100 * account['ratio']:.1f} % of {format_duration(account['wall_s'])}"
+    return f"{line}; {rest}" if rest else line
 
 
 def losses(body: Mapping[str, Any]) -> str:

@@ -77,6 +77,10 @@ class Checkpoints:
         """The newest checkpoint that `note_sealed` found, while it exists."""
         return self._sealed if self._sealed is not None and self._sealed.path.exists() else None
 
+    @property
+    def proven_names(self) -> list[str]:
+        return sorted(self._proven)
+
     def handed_over(self) -> dict[str, Any]:
         """Returns what this process's next image takes for proven and spares."""
         return {

@@ -1,0 +1,92 @@
+"""`stoker runs`: shows the launches of a run, how each ended, and where the run's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from stoker.cli.options import answer, json_option, pipeline_file
+from stoker.cli.pipeline.status import spent_line
+from stoker.cli.which_run import read_identity
+from stoker.config.schema import Pipeline
+from stoker.config.units import format_duration
+from stoker.observe.status import read_status
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.record import RecordDamaged, read_record
+from stoker.supervise.run.goodput import read_account
+from stoker.supervise.run.launch_ends import LaunchEnd, parse_end, read_ends
+
+HEAD = ("launch", "begin", "time", "steps", "proven", "end", "goodput", "redone")
+LINE = "{:<26}{:<22}{:>10}  {:>17}  {:>9}  {:<17}{:>8}  {:>10}"
+
+
+@click.command(epilog="Example: stoker runs /etc/stoker/fineweb.yaml")
+@pipeline_file
+@click.option("--run", help="Another run of this pipeline than the one the file names.")
+@json_option
+def runs(pipeline: Pipeline, run: str | None, as_json: bool) -> None:
+    """Show each launch: when, how long, its steps, the class of its end, its goodput, time of lost steps.
+
+    The time of a launch includes what lies between it and the one before. The last launch has its share once
+    it is proven what it left. Reads only, and may run beside the daemons.
+    """
+    report = look(pipeline, run or pipeline.train.run)
+    answer(report, report_lines(report), as_json=as_json)
+
+
+def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
+    """Returns the report, from the state directory alone."""
+    read_identity(pipeline.layout, run)
+    layout = pipeline.layout.run(run)
+    ends, damage = read_ends(layout.runs)
+    launches = [_launch(one) for one in ends]
+    try:
+        books = read_record(layout.goodput)
+    except (FileNotFoundError, RecordDamaged):
+        books = {}
+    if books.get("launch") is not None:
+        one, body = parse_end(books["launch"]), read_status(pipeline.layout)[TRAIN_SUPERVISOR]
+        if one.launch not in {each.launch for each in ends}:
+            is_running = body["running"] and body["body"].get("launch") == one.launch
+            launches.append(_launch(one) | {"is_running": is_running})
+    account = read_account(books["account"]) if books else None
+    spent = account and {"ratio": account.ratio, "wall_s": account.wall_s, "undecided_s": account.undecided_s}
+    return {
+        "v": 1,
+        "pipeline": pipeline.name,
+        "run": run,
+        "launches": launches,
+        "account": account and spent and {**spent, "seconds": account.totals},
+        "damage": list(damage),
+    }
+
+
+def _launch(one: LaunchEnd) -> dict[str, Any]:
+    return {**asdict(one), "wall_s": one.wall_s, "goodput": one.goodput, "is_running": False}
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    launches, account = report["launches"], report["account"]
+    yield f"run {report['run']} of {report['pipeline']}: {len(launches):,} launched"
+    if account and account["wall_s"]:
+        yield f"  goodput {spent_line(account)}"
+    if launches:
+        yield LINE.format(*HEAD)
+    for one in launches:
+        yield LINE.format(*_row(one)).rstrip()
+    for what in report["damage"]:
+        yield f"  runs.jsonl is damaged: {what}"
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    end = one["exit_class"] or ("running" if one["is_running"] else "not known")
+    lasted = share = redone = ""
+    if one["goodput"] is not None:
+        lasted, share = format_duration(one["wall_s"]), f"{100 * one['goodput']:.1f} %"
+        redone = format_duration(one["seconds"].get("redone", 0.0))
+    proven = "" if one["proven_step"] is None else f"{one['proven_step']:,}"
+    steps = f"{one['resume_step']:,} to {one['last_step']:,}"
+    return one["launch"], one["begin"], lasted, steps, proven, end, share, redone

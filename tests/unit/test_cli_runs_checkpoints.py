@@ -1,0 +1,94 @@
+"""`stoker runs` and `stoker checkpoint list` over a run on paper."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.checkpoints.format import BODY
+from stoker.checkpoints.mirror.layout import Mirrored
+from stoker.cli.main import exit_code
+from stoker.cli.runs import checkpoint, runs
+from stoker.store.layout import RunLayout
+from stoker.store.record import write_record
+from stoker.supervise.run.goodput import Goodput
+from stoker.supervise.run.launch_ends import LaunchEnd, note_end
+from support.checkpoint_data import seal
+from support.pipelines import make_pipeline
+
+
+class OnPaper:
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = make_pipeline(root)
+        self.pipeline, self.file = made.pipeline, str(made.pipeline.file)
+        self.pipeline.layout.create()
+        self.run: RunLayout = self.pipeline.layout.run(self.pipeline.train.run)
+        self.run.create()
+        self.status: dict[str, Any] = {"running": True, "body": {}}
+        for module in (runs, checkpoint):  # a supervisor's status needs a supervisor
+            monkeypatch.setattr(module, "read_status", lambda _: {"train_supervisor": self.status})
+            monkeypatch.setattr(module, "read_identity", lambda *_: None)
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OnPaper:
+    return OnPaper(tmp_path, monkeypatch)
+
+
+def ask(paper: OnPaper, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert exit_code([*words, paper.file]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_launch_has_a_line_the_running_one_too(
+    paper: OnPaper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin, seconds = "2026-11-20T12:00:00Z", {"steps": 60.0, "redone": 20.0, "load": 20.0}
+    first = LaunchEnd("l1", 0, 0, begin, 100, 80, begin, "crashed", "exit code 1", {}, seconds)
+    lost = LaunchEnd("l2", 0, 80, begin, 90, 80, seconds={"redone": 30.0})
+    for one in (first, lost):
+        note_end(paper.run.runs, one)
+    account = Goodput(0.0, totals={**Goodput(0.0).totals, "steps": 60.0, "redone": 50.0, "load": 20.0})
+    running = LaunchEnd("l3", 0, 80, begin, 85)
+    books = {"v": 1, "account": account.body(), "launch": running.body(), "before": {}}
+    write_record(paper.run.goodput, books)
+    paper.status["body"] = {"launch": "l3"}
+    summary, goodput, _, *rows = ask(paper, capsys, "runs")
+    assert summary.endswith(": 3 launched")
+    assert goodput == "  goodput 46.2 % of 2 min 10 s; redone 50 s, load 20 s"
+    assert [row.split()[0] for row in rows] == ["l1", "l2", "l3"]
+    assert rows[0].split()[2:] == [
+        *("1", "min", "40", "s", "0", "to", "100", "80", "crashed", "60.0", "%", "20", "s")
+    ]
+    assert "not known" in rows[1] and rows[2].endswith("running")
+    note_end(paper.run.runs, running)  # the supervisor died before it cleared the books
+    assert len(ask(paper, capsys, "runs")) == 3 + 3
+
+
+def test_a_run_without_launches_and_books_has_none_to_show(
+    paper: OnPaper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [line.split(": ")[1] for line in ask(paper, capsys, "runs")] == ["0 launched"]
+    report = json.loads("\n".join(ask(paper, capsys, "runs", "--json")))
+    assert report["launches"] == [] and report["account"] is None
+
+
+def test_a_checkpoint_is_shown_with_what_keeps_it(paper: OnPaper, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20, 30):
+        seal(paper.run.checkpoints, step)
+    (paper.run.checkpoints / "step-000000030" / BODY).write_text("{")
+    row = checkpoint.look(paper.pipeline, "main")["checkpoints"][0]
+    assert not row["mirrored"]
+    body = json.loads((paper.run.checkpoints / "step-000000010" / BODY).read_text())
+    digest = sha256((paper.run.checkpoints / "step-000000010" / BODY).read_bytes()).hexdigest()
+    write_record(paper.run.mirror, {"v": 1, "copies": [vars(Mirrored.of(body, digest))]})
+    paper.status["body"] = {"run": "main", "proven": ["step-000000010"]}
+    _, _, *rows = ask(paper, capsys, "checkpoint", "list")
+    assert rows[0].endswith("  proven, mirrored") and rows[1].endswith("  sealed")
+    assert rows[2].split() == ["30", "its", "checkpoint.json", "cannot", "be", "read"]
+    paper.status["body"]["run"] = "another"
+    assert ask(paper, capsys, "checkpoint", "list")[2].endswith("  sealed, mirrored")
