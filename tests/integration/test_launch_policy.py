@@ -43,14 +43,16 @@ def test_a_step_that_is_not_finite_twice_is_made_without_its_windows(
 def test_too_many_of_them_take_the_run_back_and_halt_it(
     shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_training(shard_sets, tmp_path, train__steps=30, supervise__skips_in_1000_steps=1)
+    kept = {"every": None, "every_steps": 10, "keep_last": 9}
+    limits = {"train__checkpoint": kept, "supervise__skips_in_1000_steps": 1}
+    run = make_training(shard_sets, tmp_path, train__steps=30, **limits)
     monkeypatch.setenv("STOKER_TEST_NAN", "66 90")
     ended = run.once()
     assert ended.returncode == 70, ended.stderr
     assert classes(run) == ["non_finite"] * 4
     first, back = forks(run)
-    assert (first["from"], back["from"], back["skip"]) == (16, 16, [])
-    assert run.checkpoints()[-1] == "step-000000016"
+    assert (first["from"], back["from"], back["skip"]) == (16, 10, [])
+    assert run.checkpoints()[-1] == "step-000000010"
     record = run.record()
     assert (record["state"], record["halted"]["class"], record["fork"]) == ("halted", "non_finite", None)
 

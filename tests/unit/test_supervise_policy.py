@@ -64,9 +64,10 @@ ONCE, AFTER_ONE = Tried(unloaded=NAME), Tried(unloaded=NAME, suspects=1)
         (case("non_finite", tried=MADE_AGAIN, newest_step=35), Response(MADE_AGAIN)),
         (case("non_finite", tried=MADE_AGAIN, skipped=(22, 10)),
          Response(MADE_AGAIN, halt="3 steps of the last 1,000 were not finite, the last one step 35")),
-        (case("non_finite", tried=MADE_AGAIN, skipped=(33, 22)),
-         Response(MADE_AGAIN, halt="3 steps of the last 1,000 were not finite, the last one step 35",
-                  fork=Fork(20, (), f"{BACK}: 3 steps of the last 1,000 were not finite"))),
+        *((case("non_finite", tried=MADE_AGAIN, skipped=(33, 22), steps=steps),
+           Response(MADE_AGAIN, halt="3 steps of the last 1,000 were not finite, the last one step 35",
+                    fork=Fork(to, (), f"{BACK}: 3 steps of the last 1,000 were not finite")))
+          for steps, to in (((30, 22, 20), 20), ((30, 22), 22))),
         (case("non_finite", replace(TRAINS, step=1035), Tried(again=(0, 1035)), skipped=(36, 35, 2000)),
          Response(Tried(again=(0, 1035)),
                   fork=Fork(30, ((1034, 1035),), "non_finite: step 1035 was not finite, twice"))),

@@ -159,7 +159,9 @@ def _non_finite(case: Case, tried: Tried, policy: Supervise) -> Response:
         return Response(tried, fork=Fork(case.newest_step, ((step - 1, step),), reason))
     first = min([*recent, step - 1])
     reason = f"{len(recent) + 1} steps of the last {SPAN_STEPS:,} were not finite"
-    before = max((one for one in facts.steps if one <= first), default=None)
+    # The state that was sealed before a bad step may be bad itself: rather an older one.
+    older = [one for one in facts.steps if one < first] or [one for one in facts.steps if one == first]
+    before = max(older, default=None)
     fork = None if before is None else Fork(before, (), f"{BACK}: {reason}")
     return Response(tried, fork=fork, halt=f"{reason}, the last one step {step}")
 
