@@ -113,6 +113,13 @@ def test_a_run_without_gains_is_finished_early_and_goes_on_when_patience_is_rais
     assert (record["state"], record["finished"], record["launches"]) == ("finished", "early_stop", 1)
     assert run.checkpoints()[-1] == "step-000000015" and run.last_step() == 15
     assert audit_run(run.data.pipeline).findings == ()
+    log = run.run.metrics  # a stop came before the last evaluation
+    log.write_bytes(
+        b"".join(row for row in log.read_bytes().splitlines(True) if b'"step": 15, "val' not in row)
+    )
+    assert run.once().returncode == 0
+    record = run.record()
+    assert (record["finished"], record["launches"], run.last_step()) == ("early_stop", 2, 15)
     assert patient(4).once().returncode == 0 and run.last_step() == 20
 
 

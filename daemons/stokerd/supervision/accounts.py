@@ -170,9 +170,13 @@ class Accounts:
                 rate.sampled(linear(self.planner.plan, position), now)
 
     def interrupted(self) -> None:
-        """Takes in that the trainer ended: the time until the next launch is not part of its speed."""
+        """Takes in that the trainer ended: the time until the next launch is not part of its speed.
+
+        It may have evaluated the step that it resumed from, which a stop had prevented before.
+        """
         self.pace.interrupted()
         self.headway.interrupted()
+        self._standstill = None, Standstill()
 
     def keep(self, at: Checkpoint) -> None:
         """Writes consumed.json where it has changed: the stage-shard loop evicts and hydrates by it."""
