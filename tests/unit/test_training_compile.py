@@ -56,6 +56,17 @@ def test_code_that_differs_from_its_seal_is_never_seen_again(
     assert "compiling anew" in capsys.readouterr().err
 
 
+def test_code_behind_a_link_is_proven_as_the_rest(tmp_path: Path) -> None:
+    directory, elsewhere = filled(tmp_path / "cache"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (directory / "inductor" / "cd").symlink_to(elsewhere)
+    CompileCache(tmp_path / "cache", MACHINE).close()
+    assert "kernel.so" in files(directory)
+    (elsewhere / "kernel.so").write_bytes(b"nobody sealed it")
+    CompileCache(tmp_path / "cache", MACHINE).close()
+    assert files(directory) == set() and (elsewhere / "kernel.so").exists()
+
+
 def test_code_of_another_machine_or_number_of_threads_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,11 +89,14 @@ class CompileCache:
         make_dir(self.directory)
 
     def _body(self) -> dict[str, Any]:
-        # Files of locks come and go, and nothing reads them.
+        # Also what lies behind links, which inductor follows. Files of locks come and go; nothing reads them.
+        found = (
+            Path(folder, name)
+            for folder, _, names in os.walk(self.directory, followlinks=True)
+            for name in names
+        )
         files = sorted(
-            path
-            for path in self.directory.rglob("*")
-            if path.is_file() and path.suffix != ".lock" and path != self._seal
+            path for path in found if path.is_file() and path.suffix != ".lock" and path != self._seal
         )
         sums = {str(path.relative_to(self.directory)): _sha256(path) for path in files}
         return {"v": 1, "made_by": self._made_by, "files": sums}
