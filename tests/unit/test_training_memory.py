@@ -122,6 +122,18 @@ def test_an_update_that_runs_out_of_memory_is_never_made_twice() -> None:
     assert model.passes == 2
 
 
+def test_a_result_that_runs_out_of_memory_is_told_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = torch.randint(0, 40, (8, 13), generator=torch.Generator().manual_seed(2))
+    model, plain = hungry(most=100), hungry(most=100)
+    stepper_of(plain).begin(torch.split(windows, 2), 0.1)
+    stepper, results = stepper_of(model), [too_much, lambda: None]
+    monkeypatch.setattr("stoker.training.step.Begun", lambda *_: results.pop(0)())
+    while_it_fits(
+        lambda size: stepper.begin(torch.split(windows, size), 0.1), 4, lambda size: model.zero_grad()
+    )
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
 def test_an_evaluation_halves_for_itself_and_reads_every_window_once() -> None:
     windows = np.random.default_rng(1).integers(0, 40, (11, 13)).astype("<u2")
     starved = hungry(most=2)
@@ -230,7 +242,8 @@ def test_a_run_of_a_gpu_is_not_loaded_without_one(run: TrainerRun) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("why", ["no memory", "retries"])
 def test_bits_end_after_the_last_step_of_the_wider_passes(run: TrainerRun, late: bool, why: str) -> None:
-    write_record(run.layout.launch, run.record("launch-1") | {"deterministic": False})
+    seals = {"every_s": None, "every_steps": 2}
+    write_record(run.layout.launch, run.record("launch-1") | {"deterministic": False, "checkpoint": seals})
     inbox = Inbox(run.root / "socket")
     with sealer_of(run) as sealer:
         training = load(read_launch(environ(run)), Protocol(str(inbox.path), "launch-1"), Stop(), sealer)
@@ -247,8 +260,8 @@ def test_bits_end_after_the_last_step_of_the_wider_passes(run: TrainerRun, late:
     inbox.close()
     assert [(word["STEP"], word["MICRO_BATCH"]) for word in told] == [("0", "8"), ("2", "4")]
     assert [row["step"] for row in run.rows() if "loss" in row] == [1, 2, 3, 4]
-    (checkpoint,) = run.checkpoints()
-    assert json.loads((checkpoint / "checkpoint.json").read_bytes())["micro_batch"] == 4
+    sealed = [json.loads((path / "checkpoint.json").read_bytes()) for path in run.checkpoints()]
+    assert [(body["step"], body["micro_batch"]) for body in sealed] == [(2, 8), (4, 4)]
 
 
 def test_an_entry_of_longer_windows_takes_passes_of_fewer(tmp_path: Path) -> None:

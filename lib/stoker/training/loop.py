@@ -124,7 +124,7 @@ class Training:
         if self.launch.until is not None and self.launch.until < last:
             last, ending = self.launch.until, "until"
         while self._last_begun < last:
-            if self.launch.patience and standstill(self.metrics.evaluations).ends(self.launch.patience):
+            if self._is_at_a_standstill():
                 ending = "early_stop"
                 break
             started = time.monotonic()
@@ -133,9 +133,6 @@ class Training:
                 ending = "stopped" if self.stop.asked else "data_exhausted"
                 break
             self._begin(batch, started, time.monotonic() - started)
-            if self.pressure.is_too_high() and self.numerics.micro_batch > 1:
-                self._halved(self.numerics.micro_batch // 2)
-                free_caches()
             if self._underway is not None:
                 continue
             if self.progress.step == self._first:  # it has shown what memory training takes
@@ -170,6 +167,9 @@ class Training:
 
     def _begin(self, batch: Prepared, started: float, waited_s: float) -> None:
         """Begins the next step, then looks at the one before; also at this one if something follows it."""
+        if self.pressure.is_too_high() and self.numerics.micro_batch > 1:
+            self._halved(self.numerics.micro_batch // 2)
+            free_caches()
         step = self._last_begun + 1
         rate = self.schedule.rate(step)
         begun = while_it_fits(
@@ -281,6 +281,13 @@ class Training:
     def _evaluates_at(self, step: int) -> bool:
         every = self.launch.evaluate_every
         return step == 0 or (every is not None and step % every == 0)
+
+    def _is_at_a_standstill(self) -> bool:
+        """Asked at evaluated steps alone: it looks at all evaluations of the run."""
+        patience = self.launch.patience
+        if not patience or not self.metrics.evaluated(self.progress.step):
+            return False
+        return standstill(self.metrics.evaluations).ends(patience)
 
     def _evaluate(self) -> bool:
         """Evaluates this step once; returns False at a stop. Raises NonFinite for an infinite or nan loss."""

@@ -97,7 +97,8 @@ class Stepper:
         norm = clip_gradients(self._model.parameters(), self._clip)
         is_finite = torch.isfinite(loss) & torch.isfinite(norm)
         self._found_inf = torch.where(is_finite, self._found_inf, 1.0)
+        begun = Begun(loss, norm)  # it takes memory, too: after the update it would be too late to repeat
         with not_repeated("the optimizer's step"):
             self._before_update()
             self._optimizer.step(rate, self._found_inf)
-        return Begun(loss, norm)
+        return begun
