@@ -16,8 +16,9 @@ import torch
 
 from stoker.store.errors import Transient
 
-# On a CPU wider passes gain nothing and take memory: of 2.4, 8 and 29 M parameters, on one thread and on two,
-# CPU seconds were least at 1024 to 4096 tokens, within 3 %; 256 tokens cost 6 to 9 % more.
+# On a CPU wider passes gain nothing and take memory. On one thread, CPU seconds of 2.4, 8 and 29 M parameters
+# were least at 1,024 to 4,096 tokens, alike within 3 %; 256 tokens cost the two small ones 9 % more. On two
+# threads only the smallest was measured.
 CPU_PASS_TOKENS = 2048
 
 
