@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,21 @@ def test_a_saved_state_is_restored_bit_for_bit(run: TrainerRun) -> None:
     assert saved.keys() == restored.keys() and len(saved) == 3 * len(state.model_tensors(model))
     assert all(torch.equal(saved[name], restored[name]) for name in saved)
     assert torch.equal(torch.rand(4), expected_random)
+
+
+def test_what_cuda_refuses_to_pin_is_no_error_of_the_thread_that_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[int] = []
+    runtime = dict.fromkeys(
+        ("cudaHostRegister", "cudaHostUnregister"), lambda *_: called.append(threading.get_ident())
+    )
+    monkeypatch.setattr("torch.cuda.cudart", lambda: SimpleNamespace(**runtime))
+    monkeypatch.setattr("torch.cuda.Stream", lambda device: device)
+    copier = TensorCopier(torch.device("cuda"))
+    for _ in range(2):
+        copier.prepare(memoryview(bytearray(8)))
+    assert len(called) == 3 and threading.get_ident() not in called
 
 
 @pytest.mark.gpu

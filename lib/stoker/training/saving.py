@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,12 @@ class TensorCopier(Copier):
         """Pins a memory, which makes copies from CUDA several times as fast; they are right without it."""
         if self._stream is None:
             return
+        # In a thread of its own: CUDA raises what it refused again, at the next kernel of the same thread.
+        pinning = threading.Thread(target=self._pin, args=(memory,))
+        pinning.start()
+        pinning.join()
+
+    def _pin(self, memory: memoryview) -> None:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if self._pinned:
             runtime.cudaHostUnregister(self._pinned)
