@@ -28,7 +28,8 @@ from stoker.kit.lock import Lock
 lock_path, report_path, stop_time, *command = sys.argv[1:]
 lock = Lock.acquire(Path(lock_path), purpose="supervisor")
 reading, writing = os.pipe()
-arguments = [str(os.getpid()), str(lock.fileno()), str(writing), stop_time]
+output = os.environ.get("OUTPUT", "")
+arguments = [str(os.getpid()), str(lock.fileno()), str(writing), stop_time, output]
 code = "import sys; from stoker.kit import guard; guard.IDLE_S = 1e6; sys.exit(guard.main(sys.argv[1:]))"
 guard = subprocess.Popen(
     [sys.executable, "-c", code, *arguments, "--", *command],
@@ -58,11 +59,22 @@ LEAVES_ORPHAN = 'setsid sh -c "trap \\"\\" TERM; echo \\$\\$ > $0; while :; do s
 class Guarded:
     """A supervisor, its guard and the guarded command, observed from outside."""
 
-    def __init__(self, directory: Path, command: list[str], stop_time_s: float = 20.0) -> None:
+    def __init__(
+        self, directory: Path, command: list[str], stop_time_s: float = 20.0, **options: Any
+    ) -> None:
         self.lock = directory / "trainer.lock"
         self._reports = directory / "reports"
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR, str(self.lock), str(self._reports), str(stop_time_s), *command]
+            [
+                sys.executable,
+                "-c",
+                SUPERVISOR,
+                str(self.lock),
+                str(self._reports),
+                str(stop_time_s),
+                *command,
+            ],
+            **options,
         )
 
     def reports(self) -> list[dict[str, Any]]:
@@ -226,6 +238,51 @@ def test_a_command_that_does_not_exist_is_reported_like_a_shell_does(start: Any)
     assert guarded.reported("exited")["exited"] == {"code": 127}
 
 
+# Prints on both streams more than pipes and sockets hold, leaves a mark, and waits.
+CHATTY = """
+import pathlib, sys, time
+for number in range(4000):
+    sys.stdout.buffer.write(b"%d \\xff a line on stdout\\r" % number + b"." * 1000)
+    print(number, "a line on stderr", file=sys.stderr)
+sys.stdout.flush()
+print("the last words", file=sys.stderr, flush=True)
+mark = pathlib.Path(sys.argv[1])
+mark.write_text("working")
+while mark.exists(): time.sleep(0.01)
+"""
+
+
+def test_a_tree_prints_on_though_its_supervisor_is_stopped_and_nobody_reads_on(
+    start: Any, tmp_path: Path
+) -> None:
+    """The supervisor in other places: a terminal that is held, a journal that does not read."""
+    mark, output = tmp_path / "mark", tmp_path / "output.txt"
+    reading, writing = os.pipe()
+    environ = {**os.environ, "OUTPUT": str(output)}
+    guarded = start([sys.executable, "-c", CHATTY, str(mark)], stderr=writing, stdout=writing, env=environ)
+    os.close(writing)
+    guarded.reported("started")
+    os.kill(guarded.supervisor.pid, signal.SIGSTOP)
+    wait_for_text(mark, "working")
+    wait_until(lambda: output.read_bytes().endswith(b"the last words\n"), what="the end of the output")
+    printed = output.read_bytes()
+    assert b"0 a line on stderr" in printed and b"bytes are left out here" in printed
+    assert 1 << 20 < len(printed) < 5 << 19
+    assert os.read(reading, 100).startswith(printed[:100]), "passed on as long as there was room"
+    os.kill(guarded.supervisor.pid, signal.SIGCONT)
+    mark.unlink()
+    assert guarded.supervisor.wait(LONG_S) == 0
+    os.close(reading)
+
+
+def test_the_last_words_of_a_tree_are_kept_before_its_guard_ends(start: Any, tmp_path: Path) -> None:
+    output = tmp_path / "output.txt"
+    environ = {**os.environ, "OUTPUT": str(output)}
+    guarded = start(["sh", "-c", "echo out; echo err >&2; kill -9 $$"], env=environ)
+    assert guarded.supervisor.wait(LONG_S) == 137
+    assert output.read_text() == "out\nerr\n"
+
+
 @pytest.fixture
 def lock(tmp_path: Path) -> Iterator[Lock]:
     with Lock.acquire(tmp_path / "lock", purpose="test") as lock:
@@ -233,7 +290,7 @@ def lock(tmp_path: Path) -> Iterator[Lock]:
 
 
 def run_guard(lock: Lock, report_fd: int, command: list[str], parent: int | None = None) -> int:
-    arguments = [str(parent or os.getpid()), str(lock.fileno()), str(report_fd), "5", "--", *command]
+    arguments = [str(parent or os.getpid()), str(lock.fileno()), str(report_fd), "5", "", "--", *command]
     guard = subprocess.Popen(
         [sys.executable, "-m", "stoker.kit.guard", *arguments],
         pass_fds=(lock.fileno(), report_fd),

@@ -240,7 +240,9 @@ def test_launches_that_get_nowhere_halt_the_run_until_its_file_changes_or_somebo
     assert ended.returncode == 70, ended.stderr
     record = run.record()
     assert (record["state"], record["fruitless"], record["halted"]["class"]) == ("halted", 2, "bad_data")
-    assert "heldout" in run.events("trainer_exited")[-1]["message"]
+    end = run.events("trainer_exited")[-1]
+    assert "heldout" in end["message"] and "held-out data changed" in end["last_lines"][-1]
+    assert end["last_lines"][-1] in Path(end["output"]).read_text()
     assert run.events("run_halted")[-1]["level"] == "error"
     assert run.once().returncode == 70 and launches(run) == before + 2, "a restart mends nothing"
     run = copy_of(finished, tmp_path / "broken", supervise__no_progress_launches=1, **changes)

@@ -68,8 +68,9 @@ def kill_where_it_halted(run: TrainPipeline, step: int) -> None:
 
 
 def test_when_guard_and_supervisor_are_killed_in_turn_the_trainer_saves_and_the_run_goes_on(
-    shard_sets: Path, tmp_path: Path
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STOKER_TEST_PRINTS", "100")  # also when nobody reads it any more
     run = make_training(shard_sets, tmp_path / "in-turn", train__steps=5000)
     first = run.start()
     second = None

@@ -18,8 +18,9 @@ from stoker.plan.log import Segment
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import new_id, read_record, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
+from stoker.supervise.health import output
 from stoker.supervise.health.evidence import Evidence, free_bytes
-from stoker.supervise.health.exits import GuardedEnd
+from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, describe, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
@@ -32,6 +33,8 @@ from stokerd.supervision.run import Run
 
 EVIDENCE_S = 5.0
 MOST_XIDS = 10
+TOLD_LINES = 20  # of the output, in the event of an end
+FORESEEN = (ExitClass.FINISHED, ExitClass.STOPPED)  # ends that need no evidence
 EXTEND_S = 60.0  # that a save which gets on may take longer than the unit's time for a stop
 GAP_S = 10.0  # a longer cycle means that the machine or this process did not run
 
@@ -66,6 +69,8 @@ class TrainerControl:
             notify_socket=self.context.runtime.notify_socket(run.pipeline.train.run),
         )
         self._record(launch, pin)
+        with contextlib.suppress(OSError):  # the launch after this one tries again
+            output.prune(run.layout.log)
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
         self.guarded = GuardedTrainer.launched(
@@ -75,6 +80,7 @@ class TrainerControl:
             stop_time_s=run.pipeline.supervise.stop_time,
             notify_socket=launch.notify_socket,
             waiter=self.context.waiter,
+            output=run.layout.output(launch.launch),
         )
         guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
         return Trainer(
@@ -264,6 +270,8 @@ class TrainerControl:
         run.counted.restarts[exit_.kind] += 1
         level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
         words = {"launch": trainer.launch.launch, "exit_class": str(exit_.kind), **trainer.evidence.body()}
+        if exit_.kind not in FORESEEN:
+            words |= self._printed(trainer)
         run.events.record("trainer_exited", level, message=exit_.detail, **words | {"step": trainer.step})
         doing = f"the trainer ended: {exit_.detail}"
         if action.is_forgiven:
@@ -271,6 +279,12 @@ class TrainerControl:
                 run.store.change(fruitless=max(0, run.store.begun.fruitless - 1))
             doing = f"stopped at step {trainer.step}: {exit_.detail}"
         run.change(exit=exit_, doing=doing)
+
+    def _printed(self, trainer: Trainer) -> dict[str, Any]:
+        """Returns where the trainer's output is, and its last lines."""
+        path = self.run.layout.output(trainer.launch.launch)
+        lines = output.without_secrets(output.last_lines(path, TOLD_LINES), os.environ)
+        return {"output": str(path), "last_lines": lines} if lines else {}
 
     def close(self) -> None:
         """Closes the handles; asks a trainer that still runs to save and end."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from stoker.checkpoints.seal import CheckpointWriter
 from stoker.kit.process import readable
+from stoker.kit.relay import tolerate_lost_reader
 from stoker.store.errors import StokerError
 from stoker.store.record import parse_json
 
@@ -93,4 +94,5 @@ def seal_memory(memory: memoryview, description: dict[str, Any], checkpoints: Pa
 
 
 if __name__ == "__main__":
+    tolerate_lost_reader()
     sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,14 @@
 """The process between a supervisor and its trainer: prevents orphans and a second trainer of the same run.
 
-    python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME -- CMD...
+    python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT -- CMD...
 
 The guard is the subreaper of every process that CMD starts, in any session, and keeps the lock's descriptor
 open until its tree is empty. On SIGTERM, when its parent ends, and after CMD ends, the guard stops the
 processes that are left: TERM to each process, KILL to each after the stop time, repeated until the last
 process is reaped.
+
+What CMD's tree prints is kept in the file OUTPUT and passed on to stderr (see relay); with an empty OUTPUT it
+prints to the guard's own stdout and stderr.
 
 The guard writes JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"},
 {"exited":{"code"}|{"signal"},"peak_bytes"}, {"empty":true}; `peak_bytes` is the largest resident size of a
@@ -30,18 +33,27 @@ from typing import Any
 
 from stoker.kit.exec import launch_command, set_child_subreaper, set_death_signal
 from stoker.kit.process import ProcessId, children_tree, readable, signal_process
+from stoker.kit.relay import Relay
 
-USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME -- CMD [ARGUMENT...]"
+USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT -- CMD [ARGUMENT...]"
 IDLE_S = 5.0  # between two checks of the parent, in case its death signal gets lost
 STOPPING_S = 0.2  # between two searches for processes that have not had their TERM
 KILLING_S = 0.05  # between two rounds of KILL
+OUTPUT_S = 2.0  # for the last of the output, once its writers have ended
 
 
 class Guard:
     """One guarded command, from its start to the end of the last process of its tree."""
 
     def __init__(
-        self, command: list[str], report_fd: int, *, lock_fd: int, parent: int, stop_time_s: float
+        self,
+        command: list[str],
+        report_fd: int,
+        *,
+        lock_fd: int,
+        parent: int,
+        stop_time_s: float,
+        output: str = "",
     ) -> None:
         self._command = command
         self._report_fd, self._lock_fd = report_fd, lock_fd
@@ -53,6 +65,7 @@ class Guard:
         self._asked: set[ProcessId] = set()  # processes that had their TERM
         self._wake = _wake_on_signals(self._on_stop)
         self._stop_asked = False
+        self._relay = Relay(output) if output else None
 
     def run(self) -> int:
         """Guards the command; returns the exit code once no process of the tree is left."""
@@ -69,6 +82,8 @@ class Guard:
             self._wait()
         os.close(self._lock_fd)  # before the report: a reader that acts on the report must find the lock free
         self._report(empty=True)
+        if self._relay is not None:
+            self._relay.finish(OUTPUT_S)
         return self._exit_code
 
     def _report(self, **message: Any) -> None:
@@ -78,7 +93,12 @@ class Guard:
 
     def _start(self) -> int:
         # Through the exec launcher: if this guard is killed, the kernel asks the trainer to save and end.
-        child = os.posix_spawn(sys.executable, launch_command(self._command), os.environ, setsigmask=[])
+        relay = self._relay
+        into = [(os.POSIX_SPAWN_DUP2, relay.writing, number) for number in (1, 2)] if relay else []
+        command = launch_command(self._command)
+        child = os.posix_spawn(sys.executable, command, os.environ, setsigmask=[], file_actions=into)
+        if relay is not None:
+            relay.begin()
         self._report(started=child, start_ticks=ProcessId.of(child).start_ticks)
         return child
 
@@ -152,17 +172,17 @@ def _wake_on_signals(on_stop: Any) -> int:
 
 def main(argv: list[str]) -> int:
     """Runs the guard; returns its exit code."""
-    if len(argv) < 6 or argv[4] != "--":
+    if len(argv) < 7 or argv[5] != "--":
         print(USAGE, file=sys.stderr)
         return 64
     parent, lock_fd, report_fd = map(int, argv[:3])
-    stop_time_s, command = float(argv[3]), argv[5:]
+    stop_time_s, output, command = float(argv[3]), argv[4], argv[6:]
     for descriptor in (lock_fd, report_fd):
         os.set_inheritable(descriptor, False)  # for the guard alone: the trainer must not hold its own lock
     os.set_blocking(report_fd, False)
     if os.getsid(0) != os.getpid():
         os.setsid()
-    guard = Guard(command, report_fd, lock_fd=lock_fd, parent=parent, stop_time_s=stop_time_s)
+    guard = Guard(command, report_fd, lock_fd=lock_fd, parent=parent, stop_time_s=stop_time_s, output=output)
     set_child_subreaper()
     set_death_signal(signal.SIGTERM)
     return guard.run()

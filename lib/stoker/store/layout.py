@@ -136,6 +136,10 @@ class RunLayout:
         self.trainer_lock = root / "trainer.lock"  # held until the last process of a launch has ended
         self.rank0_lock = root / "rank0.lock"  # opened by path and held by rank 0 itself
 
+    def output(self, launch: str) -> Path:
+        """Returns the file with what a launch's trainer printed."""
+        return self.log / f"output-{launch}.txt"
+
     def create(self) -> None:
         """Makes the missing directories of the run, durably."""
         for directory in (self.root, self.checkpoints, self.abandoned, self.log):

@@ -7,6 +7,7 @@ Only light modules are imported at the top: a stop must work while torch is bein
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from stoker.checkpoints.handover import Sealer
 from stoker.kit.exec import set_death_signal
 from stoker.kit.lock import Lock
+from stoker.kit.relay import tolerate_lost_reader
 from stoker.store.errors import NonFinite, StokerError
 from stoker.training.failures import exit_code
 from stoker.training.launch import Launch, read_launch
@@ -83,4 +85,6 @@ def _failed(problem: Exception, protocol: Protocol) -> int:
 
 
 if __name__ == "__main__":
+    tolerate_lost_reader()
+    faulthandler.enable()
     sys.exit(main())

@@ -36,6 +36,7 @@ from stoker.training.protocol import Protocol, Stop
 STEP_S = 0.01  # a run takes long enough to be met in the middle
 POLL_S = 0.1
 MOMENTUM = np.float32(0.9)
+PRINTS = int(os.environ.get("STOKER_TEST_PRINTS", "0"))  # characters after each step
 RATE = 1000  # of train.optimizer.lr, which is meant for a network
 
 
@@ -111,6 +112,8 @@ class Training:
         self.step, self.position = self.step + 1, batch.position
         self.tokens += batch.tokens
         time.sleep(STEP_S)
+        if PRINTS:
+            print("." * PRINTS, flush=True)
         told = {"lr": rate, "grad_norm": float(np.abs(gradient).sum()), "tokens_per_s": 1e4, "data_wait_s": 0}
         told |= {
             "mfu": 0.25,

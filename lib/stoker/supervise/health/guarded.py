@@ -57,15 +57,16 @@ class GuardedTrainer:
         stop_time_s: float,
         notify_socket: Path,
         waiter: Waiter,
+        output: Path | None = None,
     ) -> GuardedTrainer:
-        """Starts the command under a guard."""
+        """Starts the command under a guard, which keeps in the file `output` what it prints."""
         notify_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         notify_socket.unlink(missing_ok=True)  # left by an earlier supervisor
         words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         words.bind(str(notify_socket))
         reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(writing, True)
-        of_guard = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s))
+        of_guard = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s, output or ""))
         try:
             guard = subprocess.Popen(
                 [sys.executable, "-m", "stoker.kit.guard", *of_guard, "--", *command],

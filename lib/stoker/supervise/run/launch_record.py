@@ -148,6 +148,7 @@ def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunL
     return {
         **kept,
         "PYTHONSAFEPATH": "1",  # a file in the working directory must not replace a module
+        "PYTHONUNBUFFERED": "1",  # what it prints last before it is killed is there
         "STOKER_NOTIFY_SOCKET": str(launch.notify_socket),
         "STOKER_LAUNCH": launch.launch,
         "STOKER_RUN_DIR": str(layout.root),

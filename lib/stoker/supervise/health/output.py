@@ -1,0 +1,50 @@
+"""The files of launches in a run's log/: what each trainer printed, and its stacks; old launches' go."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+KEPT_LAUNCHES = 5
+MOST_BYTES = 256 << 10  # of a file that are looked at
+MOST_CHARACTERS = 500  # of a line
+_LAUNCH_FILE = re.compile(r"(?:output|stacks)-(\d{8}T\d{6}Z-[0-9a-f]{8})(?:-\w+)?\.txt")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)(?:API_?)?KEY(?:_|$)", re.IGNORECASE)
+_LEAST_SECRET = 8  # characters: a shorter value hides half of each line
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Returns the last lines of what a trainer printed, each as a terminal shows it; none without the file.
+
+    Of a line that was written over and over (by carriage returns) the last text counts. Bytes that are no
+    text become U+FFFD, other control characters spaces; a long line keeps its end.
+    """
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - MOST_BYTES))
+            text = stream.read(MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return []
+    shown = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    plain = ("".join(c if c.isprintable() else " " for c in line).rstrip() for line in shown)
+    return [line[-MOST_CHARACTERS:] for line in plain if line][-count:]
+
+
+def without_secrets(lines: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """Returns the lines with *** for each value of a variable whose name speaks of a secret."""
+    secrets = [
+        value for name, value in environ.items() if _SECRET.search(name) and len(value) >= _LEAST_SECRET
+    ]
+    hidden = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))) or r"(?!)")
+    return [hidden.sub("***", line) for line in lines]
+
+
+def prune(log: Path, kept: int = KEPT_LAUNCHES) -> None:
+    """Removes the files of launches before the last `kept` that have any."""
+    files = [(found[1], path) for path in log.iterdir() if (found := _LAUNCH_FILE.fullmatch(path.name))]
+    old = sorted({launch for launch, _ in files})[:-kept]  # ids sort by time
+    for launch, path in files:
+        if launch in old:
+            path.unlink(missing_ok=True)
