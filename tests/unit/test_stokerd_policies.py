@@ -53,7 +53,9 @@ class Ground:
         )
         events = SimpleNamespace(record=lambda word, *_, **__: self.words.append(word))
         context = SimpleNamespace(pipeline=self.pipeline, events=events)
-        parts = cast(Any, (RunStore(self.pipeline), Checkpoints(self.pipeline), None, accounts, None, None))
+        parts = cast(
+            Any, (RunStore(self.pipeline), Checkpoints(self.pipeline), None, accounts, None, None, None)
+        )
         self.run = Run(cast(Any, context), RunState(proofs={NAME: "proven"}), *parts)
         body = {"step": 30, "timeline": 0, "files": {}, "position": [0, 120]}
         self.run.checkpoints._proven[NAME] = Checkpoint(self.files.checkpoints / NAME, 30, body, "ab" * 32)

@@ -170,7 +170,8 @@ class TrainerControl:
 
     def _with_evidence(self, trainer: Trainer, end: GuardedEnd) -> Trainer:
         run = self.run
-        run.checkpoints.note_sealed(run.accounts.history())  # nothing of the launch seals any more
+        with contextlib.suppress(StorageError):  # the end is told without it
+            run.checkpoints.note_sealed(run.accounts.history())  # nothing of the launch seals any more
         return trainer.ended(
             end.peak_bytes,
             self._memory.tree_kills(),
