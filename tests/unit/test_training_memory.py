@@ -181,6 +181,18 @@ def test_a_model_of_which_no_window_fits_has_no_memory() -> None:
         fitting(model, 8, global_batch=8, length=12, compute=CPU)
 
 
+def test_a_card_keeps_some_memory_free_unless_a_single_window_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = torch.device("meta")
+    monkeypatch.setattr(trial, "add_gradients", lambda *_: None)  # every pass fits
+    for free, found in ((5, 8), (4, 1)):
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _, free=free: (free, 100))
+        assert (
+            fitting(hungry(100), 8, global_batch=8, length=12, compute=Compute(device, bf16=False)) == found
+        )
+
+
 def test_a_cpu_tries_nothing_where_memory_is_plenty_and_nothing_that_is_plainly_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,7 +67,7 @@ def _fits(model: Model, size: int, *, passes: int, length: int, compute: Compute
     try:
         ids = torch.arange(size * (length + 1), device=device) % model.shape.vocab_size
         add_gradients(model, [ids.view(size, length + 1)] * passes, compute)
-        if device.type == "cpu":
+        if device.type == "cpu" or size == 1:  # with less there is nothing to train
             return True
         free, whole = torch.cuda.mem_get_info(device)
         return free >= whole // SPARE and not pressure.has_retried
