@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ HISTORIES = {0: [(0, None)], 1: [(1, None), (0, 1)]}
         ([row(0, val_loss=3.0), row(1)], 0, 0, [row(0, val_loss=3.0)]),
         ([row(1), row(2), row(3)[:-5]], 0, 2, [row(1), row(2)]),
         ([row(1), row(2)[:-1]], 0, 2, [row(1)]),
-        ([row(1), b"\0\0\0\0\n", row(2)], 0, 2, [row(1), row(2)]),
+        ([row(1), b"\0\0\0\0\n", row(2), row(3), row(2, 1)], 0, 2, [row(1), row(2), row(2, 1)]),
         # what earlier versions wrote for a held-out loss of nan, and what this one writes
         ([row(1), row(2, val_loss=math.nan)], 0, 2, [row(1)]),
         ([row(1), row(2), row(2, val_loss=None)], 0, 2, [row(1), row(2)]),
@@ -44,6 +45,17 @@ def test_opening_cuts_back_to_the_resume_step(
         path.write_bytes(b"".join(before))
     MetricsLog(path, history=HISTORIES[timeline], resume_step=resume).close()
     assert path.read_bytes() == b"".join(after)
+
+
+def test_a_long_log_is_cut_without_holding_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(map(row, range(10_000))))
+    size = path.stat().st_size
+    tracemalloc.start()
+    MetricsLog(path, history=[(0, None)], resume_step=9_000).close()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.read_bytes().endswith(row(9_000)) and peak < size / 2
 
 
 def test_rows_are_appended_whole_and_evaluations_remembered(tmp_path: Path) -> None:

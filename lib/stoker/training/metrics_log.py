@@ -55,23 +55,30 @@ def _is_endless(value: object) -> bool:
 
 
 def _cut(path: Path, timeline: int, resume_step: int) -> None:
-    """Removes the timeline's rows beyond the resume step or without a finite loss, and unreadable lines."""
+    """Removes the timeline's rows beyond the resume step or without a finite loss, and unreadable lines.
+
+    Mostly they are the log's end. Only what follows them is held in memory: a log may have gigabytes.
+    """
+    kept, later, is_cut = 0, list[bytes](), False
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        with path.open("rb") as lines:
+            for line in lines:
+                row = _row(line)
+                if row is None or (
+                    row["timeline"] == timeline
+                    and (row["step"] > resume_step or row.get("val_loss", 0.0) is None)
+                ):
+                    is_cut = True
+                elif is_cut:
+                    later.append(line)
+                else:
+                    kept += len(line)
     except FileNotFoundError:
         write_atomic(path, b"")
-        return
-    kept: list[bytes] = []
-    for line in lines:
-        row = _row(line)
-        if row is None:
-            continue
-        is_due = row["step"] > resume_step or row.get("val_loss", 0.0) is None
-        if row["timeline"] == timeline and is_due:
-            continue
-        kept.append(line)
-    if len(kept) < len(lines):
-        write_atomic(path, b"".join(kept))
+    if later:
+        write_atomic(path, path.read_bytes()[:kept] + b"".join(later))
+    elif is_cut:
+        os.truncate(path, kept)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
