@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -85,8 +87,12 @@ def copy_of(finished: TrainPipeline, home: Path, **changes: Any) -> TrainPipelin
 
 
 def test_a_finished_run_with_a_farther_horizon_goes_on(finished: TrainPipeline, tmp_path: Path) -> None:
-    run = copy_of(finished, tmp_path / "further", train__steps=70)
+    told = tmp_path / "told"
+    code = f'import os; open({str(told)!r}, "a").write(os.environ["STOKER_STEP"] + " ")'
+    hook = shlex.join([sys.executable, "-c", code])
+    run = copy_of(finished, tmp_path / "further", train__steps=70, train__on_checkpoint=hook)
     assert run.once().returncode == 0
+    assert told.read_text().split()[-1] == "70"  # a supervisor with nothing else to do waits for it
     assert run.record()["finished"] == "steps"
     assert run.checkpoints()[-1] == "step-000000070"
     assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 71))

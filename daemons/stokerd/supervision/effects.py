@@ -23,6 +23,7 @@ from stoker.supervise.decide import mirror_job
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
+from stokerd.supervision.hook import CheckpointHook
 from stokerd.supervision.jobs import ACTIVITIES, MIRROR
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
@@ -40,6 +41,7 @@ class Effects:
         self.run, self.workers = run, workers
         self.requests = Requests(run)
         self.trainer = TrainerControl(run)
+        self.hook = CheckpointHook(run)
         self.lock: Lock | None = None
         self._proof_began = 0.0
         self._effects: dict[type[do.Action], Callable[[Any], None]] = {
@@ -76,6 +78,7 @@ class Effects:
     def stop_workers(self) -> None:
         """Ends every worker; their jobs begin again. Raises Transient where the kernel keeps one."""
         self._stop_mirror()
+        self.hook.stop()
         self.workers.stop()
         self.workers.end_leftovers()
 
@@ -170,6 +173,7 @@ class Effects:
     def _make_rollback(self, action: do.MakeRollback) -> None:
         run = self.run
         self._stop_mirror()
+        self.hook.stop()
         self.workers.stop()  # they may read checkpoints, which the rollback moves
         is_made = self.requests.roll_back(action.request) if action.request else self.requests.lengthen()
         if is_made:

@@ -109,6 +109,7 @@ class Supervisor:
                 )  # status and metrics show the trainer's last messages
             self.effects.requests.look()
             self.effects.mirror_beside()
+            self.effects.hook.look()
             return self._advance(trainers_end)
         except StorageError as problem:
             return self._storage_trouble(problem)
@@ -117,7 +118,8 @@ class Supervisor:
         now = time.monotonic()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
-            reap_strays(self.workers.pids | self.gpus.pids | self.reload.pids | self.effects.trainer.pids)
+            beside = self.gpus.pids | self.reload.pids | self.effects.hook.pids
+            reap_strays(self.workers.pids | self.effects.trainer.pids | beside)
 
     def _advance(self, end: GuardedEnd | None) -> float:
         """Decides and acts until the decision is to wait; returns for how many seconds."""
@@ -142,6 +144,7 @@ class Supervisor:
     def close(self) -> None:
         """Ends the processes of this supervisor: workers at once, a trainer after it has saved."""
         self.effects.trainer.close()
+        self.effects.hook.stop()
         self.run.note_time()
         self.run.goodput.keep()
         self.workers.stop()
@@ -177,7 +180,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         case Phase.WAITING:
             return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate)
         case Phase.FINISHED if not run.state.is_at_rest:
-            return replace(seen, is_settled=_is_settled(run, seen))
+            return replace(seen, is_settled=_is_settled(run, seen) and not effects.hook.is_busy)
         case _:
             return seen
 

@@ -30,6 +30,7 @@ class Counted:
     """What has happened since the supervisor started, for the metrics; `restarts` by class of end."""
 
     restarts: Counter[str] = field(default_factory=Counter)
+    hooks: Counter[str] = field(default_factory=Counter)  # ended commands of train.on_checkpoint, by result
     mirror_failures: int = 0
     quarantined: int = 0
     trained_tokens: int = 0
@@ -44,6 +45,9 @@ class Timings:
         self.step = metrics.histogram("train_step_seconds", "Time of a step.", STEP_BUCKETS)
         self.save = metrics.histogram(
             "checkpoint_save_seconds", "Time the trainer spent saving a checkpoint.", SAVE_BUCKETS
+        )
+        self.hook = metrics.histogram(
+            "train_hook_seconds", "Time of a command of train.on_checkpoint.", SAVE_BUCKETS
         )
         self.proof = metrics.histogram(
             "checkpoint_proof_seconds", "Time of a checkpoint's proof.", SAVE_BUCKETS
@@ -112,7 +116,9 @@ class Run:
         """Goes on from what this process's image before has `handed_over`."""
         self.state = read_state(body["state"], 0.0)
         self.checkpoints.adopt(body["checkpoints"])
-        self.counted = Counted(**{**body["counted"], "restarts": Counter(body["counted"]["restarts"])})
+        counted = body["counted"]
+        counters = {name: Counter(counted.get(name, {})) for name in ("restarts", "hooks")}
+        self.counted = Counted(**{**counted, **counters})
         self.keep_milestones()
 
     def keep_milestones(self) -> None:

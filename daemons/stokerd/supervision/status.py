@@ -25,6 +25,7 @@ from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
 from stokerd.common.observer import Observer
 from stokerd.supervision.gpus import GPU_FIGURES, Gpus
+from stokerd.supervision.hook import RESULTS
 from stokerd.supervision.run import Run
 
 PROGRESS_EVERY_S = 3600.0  # between two run_progress events
@@ -69,6 +70,7 @@ FIGURES = (
     Figure("train_timeline", "The run's timeline.", "timeline"),
     Figure("train_rollbacks_total", "Rollbacks of the run: each begins a timeline.", "timeline"),
     Figure("train_restarts_total", "Ends of launches.", "figures.restarts.*", {"class": tuple(ExitClass)}),
+    Figure("train_hook_runs_total", "Ends of on_checkpoint.", "figures.hooks.*", {"result": RESULTS}),
     Figure("train_checkpoint_step", "Step of the newest proven checkpoint.", "figures.proven_step"),
     Figure("train_checkpoint_timestamp_seconds", "When it was sealed.", "figures.sealed_at"),
     Figure("checkpoint_mirror_enabled", "1 where checkpoints are mirrored.", "figures.has_mirror"),

@@ -216,6 +216,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     odd = f"{micro} does not divide global_batch {train.global_batch}; choose one of its divisors"
     yield isinstance(micro, int) and train.global_batch % micro, "train.micro_batch", odd
     yield from _schedule(train)
+    yield train.on_checkpoint is not None and not _words(train), "train.on_checkpoint", NO_WORDS
     every, every_steps = train.checkpoint.every, train.checkpoint.every_steps
     off = "every and every_steps are both off; set one of the two"
     yield every is None and every_steps is None, "train.checkpoint.every", off
@@ -232,6 +233,16 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
         other = taken.setdefault(port, key)
         clash = f"{port} is also {other}'s; choose another, or 0 for any"
         yield port and other != key, f"metrics.ports.{key}", clash
+
+
+NO_WORDS = "has no words, or a quote without its end; write a program and its arguments, or null"
+
+
+def _words(train: Train) -> tuple[str, ...]:
+    try:
+        return train.hook
+    except ValueError:
+        return ()
 
 
 def _schedule(train: Train) -> Iterator[Rule]:
@@ -255,7 +266,6 @@ def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:
     for asks, key, text in (
         (train.launcher.processes > 1, "train.launcher.processes", "trains in one process only; write 1"),
         (train.command is not None, "train.command", "starts its own trainer only; write null"),
-        (train.on_checkpoint, "train.on_checkpoint", "runs no command at a checkpoint yet; write null"),
         (pipeline.notify, "notify", "sends no notifications yet; write []"),
     ):
         yield asks, key, f"this version {text}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -278,7 +279,13 @@ class Train(Section):
     checkpoint: Checkpoint = Checkpoint()
     launcher: Launcher = Launcher()
     command: tuple[Text, ...] | None = None
-    on_checkpoint: Text | None = None
+    on_checkpoint: Text | None = None  # a command for each proven checkpoint, in words as a shell reads them
+    on_checkpoint_limit: PositiveSeconds = 3600.0  # then it is ended
+
+    @property
+    def hook(self) -> tuple[str, ...]:
+        """The words of `on_checkpoint`; no shell runs them. Raises ValueError for a quote without its end."""
+        return tuple(shlex.split(self.on_checkpoint or ""))
 
     @property
     def horizon(self) -> int:

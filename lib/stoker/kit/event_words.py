@@ -150,6 +150,7 @@ _TRAIN: Words = {
     "heldout_failed": "the held-out windows could not be copied",
     "heldout_lost": "the held-out windows are damaged and cannot be restored",
     "heldout_restored": "the held-out windows were restored",
+    "hook_failed": "the command of train.on_checkpoint failed or took too long",
     "horizon_longer": "train.steps was raised; the run goes back to where the decay of wsd began",
     "launch_log_damaged": "the log of launches was damaged",
     "leftover_removed": "an interrupted save was removed",

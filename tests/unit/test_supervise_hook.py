@@ -1,0 +1,161 @@
+"""train.on_checkpoint: one command at a time, for the newest proven checkpoint, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stoker.checkpoints.retention import remove_checkpoint
+from stoker.kit.loop import Waiter
+from stoker.kit.process import ProcessId, children_tree
+from stoker.supervise.mirror.inventory import Checkpoint
+from stokerd.supervision.hook import CheckpointHook
+from stokerd.supervision.run import Counted, Run
+from support.pipelines import make_pipeline
+from support.processes import wait_gone
+from support.waiting import wait_until
+
+
+class Ground:
+    def __init__(self, root: Path) -> None:
+        self.root, self.events, self.seconds = root, list[dict[str, Any]](), list[float]()
+        self.newest: Checkpoint | None = None
+        self.waiter, self.counted = Waiter(), Counted()
+
+    def hook(self, command: str, limit_s: float = 60.0) -> CheckpointHook:
+        pipeline = make_pipeline(self.root, train__on_checkpoint=command).pipeline
+        pipeline.layout.create()
+        self.run = pipeline.layout.run("main")
+        self.run.create()
+        train = SimpleNamespace(hook=pipeline.train.hook, on_checkpoint_limit=limit_s, run="main")
+        self.made: Any = SimpleNamespace(
+            pipeline=SimpleNamespace(train=train, layout=pipeline.layout),
+            layout=self.run,
+            context=SimpleNamespace(waiter=self.waiter, stopping=False),
+            counted=self.counted,
+            timings=SimpleNamespace(hook=SimpleNamespace(observe=self.seconds.append)),
+            events=SimpleNamespace(record=lambda word, _, **words: self.events.append(words)),
+            newest=self.newest,
+        )
+        return CheckpointHook(cast(Run, self.made))
+
+    def prove(self, step: int) -> Path:
+        path = self.run.checkpoints / f"step-{step:09d}"
+        path.mkdir(exist_ok=True)
+        self.newest = self.made.newest = Checkpoint(path, step, {}, digest=f"{step:064x}")
+        return path
+
+    def finish(self, hook: CheckpointHook) -> None:
+        """Waits until a command has ended and none is due."""
+        while hook.is_busy:
+            hook.look()
+            if hook.pids:
+                self.waiter.wait(5.0)
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Iterator[Ground]:
+    made = Ground(tmp_path)
+    yield made
+    made.waiter.close()
+
+
+def python(code: str, *arguments: object) -> str:
+    return shlex.join([sys.executable, "-c", f"import os, sys; {code}", *map(str, arguments)])
+
+
+def test_a_command_gets_the_checkpoint_and_its_words_as_they_are_and_runs_once(ground: Ground) -> None:
+    told = ground.root / "told.jsonl"
+    words = "[os.environ[f'STOKER_{name}'] for name in ('CHECKPOINT', 'STEP', 'RUN')] + sys.argv[2:]"
+    code = f"import json; open(sys.argv[1], 'a').write(json.dumps({words}) + '\\n')"
+    command = python(code, told, "$HOME; `x`")
+    hook = ground.hook(command)
+    assert not hook.is_busy
+    path = ground.prove(10)
+    ground.finish(hook)
+    hook.look()
+    ground.finish(ground.hook(command))  # a restart
+    assert [json.loads(line) for line in told.read_text().splitlines()] == [
+        [str(path), "10", "main", "$HOME; `x`"]
+    ]
+    assert (ground.counted.hooks, ground.events, len(ground.seconds)) == (Counter(ok=1), [], 1)
+
+
+def test_the_newest_of_those_that_wait_is_next_and_none_that_is_read_is_removed(ground: Ground) -> None:
+    told, gate = ground.root / "told", ground.root / "gate"
+    os.mkfifo(gate)
+    code = (
+        "step = os.environ['STOKER_STEP']; step == '10' and open(sys.argv[1]).read(); "
+        "open(sys.argv[2], 'a').write(step + ' ')"
+    )
+    hook = ground.hook(python(code, gate, told))
+    first = ground.prove(10)
+    hook.look()
+    for step in (20, 30):
+        ground.prove(step)
+        hook.look()
+    assert not remove_checkpoint(first)
+    gate.write_text("")  # returns once the command reads
+    ground.finish(hook)
+    assert told.read_text() == "10 30 "
+    assert remove_checkpoint(first)
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [(python("sys.exit(3)"), "exit code 3"), ("/no/such/program --x", "exit code 127")],
+)
+def test_a_failure_is_an_event_and_is_not_repeated(ground: Ground, command: str, how: str) -> None:
+    hook = ground.hook(command)
+    ground.prove(10)
+    ground.finish(hook)
+    (event,) = ground.events
+    assert event["message"].startswith(how) and (event["step"], event["result"]) == (10, "failed")
+    assert ground.counted.hooks == Counter(failed=1)
+
+
+def test_a_command_that_takes_too_long_ends_with_all_that_it_started(ground: Ground) -> None:
+    started = ground.root / "pid"
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    child = "import subprocess; subprocess.Popen(['sleep', '600']); "
+    code = f"{stubborn}{child}open(sys.argv[1], 'w').write('x'); signal.pause()"
+    hook = ground.hook(python(code, started), limit_s=0.0)
+    ground.prove(10)
+    hook.look()
+    wait_until(started.exists, what="the command")
+    tree = [*map(ProcessId.of, hook.pids), *children_tree(*hook.pids)]
+    assert len(tree) == 2
+    hook.look()  # TERM
+    assert hook._running is not None
+    hook._running.term_at = -1e9  # the grace is over
+    ground.finish(hook)
+    wait_gone(tree, 5.0)
+    assert ground.events[0]["result"] == "timed_out" and ground.events[0]["message"].startswith("killed by")
+
+
+def test_a_command_that_a_stop_ended_runs_again_for_the_same_checkpoint(ground: Ground) -> None:
+    hook = ground.hook("sleep 600")
+    ground.prove(10)
+    hook.look()
+    hook.stop()
+    assert (hook.pids, hook.is_busy, ground.events) == (set(), True, [])
+    ground.made.context.stopping = True
+    hook.look()
+    assert hook.pids == set()
+
+
+def test_without_a_command_nothing_is_due(ground: Ground) -> None:
+    hook = ground.hook("true")
+    hook.command = ()
+    ground.prove(10)
+    hook.look()
+    assert not hook.is_busy
