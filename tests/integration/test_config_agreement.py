@@ -37,6 +37,7 @@ def begun(pipeline: DataPipeline, pin: DatasetPin) -> None:
     newest = layout.checkpoints / "step-000000010"
     newest.mkdir()
     (newest / "model.json").write_text(json.dumps(pipeline.pipeline.train.model.body()))
+    (newest / "trainer.json").write_text(json.dumps({"numerics": {"optimizer": "fused_adamw"}}))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,12 @@ def test_what_is_right_is_right_for_the_check(
         ),
         (lambda body: body["stage"].update(free_floor="900TiB"), "to stay free on a hot disk", STAGE_SHARD),
         (lambda body: body["train"]["model"].update(layers=2), "layers is 1 in its newest checkpoint", None),
-        (lambda body: body["train"]["model"].update(qk_norm=True), "qk_norm is False in its newest", None),
+        (lambda body: body["train"]["model"].update(qk_norm=True), "qk_norm is false in its newest", None),
+        (
+            lambda body: body["train"].update(optimizer={"name": "muon"}),
+            "checkpoint was made with adamw, not muon",
+            None,
+        ),
     ],
 )
 def test_what_is_wrong_is_wrong_for_the_check_the_run_and_the_daemon_it_concerns(

@@ -184,6 +184,16 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
             "steps: 10\n  schedule: {name: wsd, warmup_steps: 9}",
             "train.schedule.warmup_steps: 9 steps of warm-up and 2 of decay are more than the run's 10",
         ),
+        (
+            "steps: 10",
+            "steps: 10\n  evaluate: {patience: 3, tokens: 0}",
+            "patience: no evaluation would count",
+        ),
+        (
+            "steps: 10",
+            "steps: 10\n  evaluate: {patience: 3, every_steps: null}",
+            "patience: no evaluation would count",
+        ),
     ],
 )
 def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str, told: str) -> None:

@@ -134,7 +134,9 @@ def test_a_copy_from_cuda_is_of_the_values_before_the_next_update() -> None:
     [
         ({"config_digest": "e" * 64}, ["d" * 64, "e" * 64]),
         ({"run_id": "run-2"}, ["run-1", "run-2"]),
-        ({"model": {"layers": 3}}, ["layers is 2", "3"]),
+        ({"model": {"layers": 3}, "config_digest": "e" * 64}, ["layers is 2", "3"]),
+        ({"model": {"qk_norm": True}, "config_digest": "e" * 64}, ["model.qk_norm is False", "True"]),
+        ({"optimizer": {"name": "muon"}, "config_digest": "e" * 64}, ["optimizer.name is adamw", "muon"]),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_both_values(
@@ -344,6 +346,7 @@ def test_temperature_0_takes_the_likeliest_and_top_k_draws_from_no_other() -> No
     logits = torch.tensor([0.0, 3.0, 2.9, -1.0])
     generator = torch.Generator().manual_seed(1)
     assert pick(logits, Sampling(temperature=0), generator) == 1
+    assert pick(logits, Sampling(temperature=1e-50), generator) == 1
     drawn = {pick(logits, Sampling(temperature=5.0, top_k=2), generator) for _ in range(50)}
     assert drawn == {1, 2}
     assert len({pick(logits, Sampling(temperature=50.0, top_k=0), generator) for _ in range(200)}) == 4

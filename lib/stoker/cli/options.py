@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,16 @@ def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> o
 
 # The positional argument of most commands; the loader reports a missing file (78).
 pipeline_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; nan, which compares with none, and inf are outside of every one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
 
 
 def json_option(function: F) -> F:

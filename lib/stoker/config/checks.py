@@ -217,6 +217,10 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     yield isinstance(micro, int) and train.global_batch % micro, "train.micro_batch", odd
     yield from _schedule(train)
     yield train.on_checkpoint is not None and not _words(train), "train.on_checkpoint", NO_WORDS
+    evaluate = train.evaluate
+    evaluates = evaluate.every_steps and evaluate.tokens and pipeline.shard.val_ratio
+    blind = "no evaluation would count; set every_steps and tokens here, and shard.val_ratio, or write null"
+    yield evaluate.patience and not evaluates, "train.evaluate.patience", blind
     every, every_steps = train.checkpoint.every, train.checkpoint.every_steps
     off = "every and every_steps are both off; set one of the two"
     yield every is None and every_steps is None, "train.checkpoint.every", off

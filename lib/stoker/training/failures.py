@@ -21,6 +21,11 @@ def is_out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, RuntimeError) and any(word in str(problem) for word in _NO_MEMORY)
 
 
+def words_of(problem: BaseException) -> str:
+    """Returns an error's words; its name where it has none, as Python's MemoryError."""
+    return str(problem) or type(problem).__name__
+
+
 def is_card_lost(problem: BaseException) -> bool:
     """Returns whether a GPU or its driver failed: torch.AcceleratorError is a RuntimeError, too."""
     return isinstance(problem, RuntimeError) and tells_card_lost(str(problem))

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from stoker.store.errors import NoMemory
-from stoker.training.failures import is_out_of_memory
+from stoker.training.failures import is_out_of_memory, words_of
 from stoker.training.figures import allocation_retries
 
 RETRIED_STEPS = 3  # in a row: memory is so short that each step waits for the driver
@@ -38,8 +38,8 @@ def while_it_fits(
                 raise
             if micro_batch == 1:
                 raise NoMemory(
-                    f"memory ran out at a micro-batch of one window: {problem}. Set train.recompute: blocks, "
-                    "shorten train.seq_len, or give the trainer more memory"
+                    f"memory ran out at a micro-batch of one window: {words_of(problem)}. Set "
+                    "train.recompute: blocks, shorten train.seq_len, or give the trainer more memory"
                 ) from problem
         micro_batch //= 2  # here the exception is gone, and with it what the pass held
         halved(micro_batch)
@@ -53,7 +53,9 @@ def not_repeated(what: str) -> Iterator[None]:
         yield
     except Exception as problem:
         if is_out_of_memory(problem):
-            raise NoMemory(f"memory ran out in {what}: {problem}. Give the trainer more memory") from problem
+            raise NoMemory(
+                f"memory ran out in {what}: {words_of(problem)}. Give the trainer more memory"
+            ) from problem
         raise
 
 

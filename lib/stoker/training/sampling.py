@@ -18,10 +18,12 @@ from stoker.training.model import Model
 from stoker.training.shape import Shape
 from stoker.training.state import load_parameters, read_json
 
+COLD = 1e-6  # a lower temperature would divide by what float32 holds as 0
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: temperature 0 takes the likeliest.
+    """How a token is drawn: temperature 0 takes the likeliest. Any integer is a seed.
 
     Else it is drawn from the `top_k` likeliest (0: all), and of these from the fewest that have together at
     least the share `top_p` of the probability (nucleus sampling, Holtzman et al. 2020).
@@ -63,7 +65,7 @@ class TextModel:
 
     def _draw(self, ids: list[int], tokens: int, sampling: Sampling) -> Iterator[int]:
         """Yields tokens; puts end-of-text before the prompt, as before every document in training."""
-        generator = torch.Generator().manual_seed(sampling.seed)
+        generator = torch.Generator().manual_seed(sampling.seed % 2**64)
         context = [self._eot, *ids]
         for logits in islice(self._next_logits(context), tokens):
             token = pick(logits[: self._ids].float().cpu(), sampling, generator)
@@ -93,7 +95,7 @@ class TextModel:
 
 def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Returns an id drawn from logits (V,)."""
-    if sampling.temperature == 0:
+    if sampling.temperature < COLD:
         return int(logits.argmax())
     if sampling.top_k:
         least = torch.topk(logits, min(sampling.top_k, len(logits))).values[-1]

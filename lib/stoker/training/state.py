@@ -22,6 +22,7 @@ from stoker.checkpoints.seal import Tensor as Named
 from stoker.plan.positions import START, Position
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import parse_json
+from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
 from stoker.supervise.run.origin import Origin, prove_origin
 from stoker.training.launch import Launch
 from stoker.training.optimizer import Optimizer
@@ -60,13 +61,16 @@ def read_checkpoint(directory: Path, launch: Launch) -> dict[str, Any]:
     """Returns checkpoint.json; raises ConfigError, with both values, where it does not fit the launch."""
     body = read_json(directory / "checkpoint.json")
     shape = read_json(directory / "model.json")
+    # Both leave out a key that is off.
+    names = sorted((shape.keys() | launch.model.keys()) - {"v", "vocab_size", "seq_len"})
     tokenizer = hashlib.sha256(launch.tokenizer_file.read_bytes()).hexdigest()
     compared = {
         "run id": (body["run_id"], launch.run_id),
-        "configuration digest": (body["config_digest"], launch.config_digest),
         "tokenizer (sha256)": (body["files"]["tokenizer.json"]["sha256"], tokenizer),
         "vocab_size": (shape["vocab_size"], launch.vocab_size),
-        **{f"model.{field}": (shape.get(field), value) for field, value in launch.model.items()},
+        **{f"model.{name}": (shape.get(name, False), launch.model.get(name, False)) for name in names},
+        "optimizer.name": (optimizer_name(of_checkpoint(directory)), launch.optimizer["name"]),
+        "configuration digest": (body["config_digest"], launch.config_digest),
     }
     for what, (saved, now) in compared.items():
         if saved != now:

@@ -10,7 +10,7 @@ import torch
 from stoker.observe.machine import MemoryWatch
 from stoker.store.errors import NoMemory
 from stoker.training.device import Compute, divisors
-from stoker.training.failures import is_out_of_memory
+from stoker.training.failures import is_out_of_memory, words_of
 from stoker.training.memory import Pressure, free_caches
 from stoker.training.model import Model
 from stoker.training.shape import Shape
@@ -34,12 +34,14 @@ def fitting(model: Model, most: int, *, global_batch: int, length: int, compute:
             return sizes[0]
         # The kernel promises more than there is, and kills: what is plainly too much is not tried.
         sizes = [size for size in sizes if size == 1 or pass_bytes(model.shape, size * length) <= spare]
+    lack = ""
     for size in sizes:
-        if _fits(model, size, passes=min(2, global_batch // size), length=length, compute=compute):
+        lack = _lack(model, size, passes=min(2, global_batch // size), length=length, compute=compute)
+        if not lack:
             return size
     raise NoMemory(
-        f"a window of {length} tokens does not fit into memory with this model. Set train.recompute: blocks, "
-        "shorten train.seq_len, or make train.model smaller"
+        f"a window of {length} tokens does not fit into memory with this model: {lack}. Set train.recompute: "
+        "blocks, shorten train.seq_len, or make train.model smaller"
     )
 
 
@@ -61,20 +63,24 @@ def spare_bytes() -> int:
     return max(0, min(spare, limit - used))
 
 
-def _fits(model: Model, size: int, *, passes: int, length: int, compute: Compute) -> bool:
-    """Returns whether passes over made-up windows fit; a second one finds the gradients of the first."""
+def _lack(model: Model, size: int, *, passes: int, length: int, compute: Compute) -> str:
+    """Returns why passes over made-up windows do not fit, "" where they do.
+
+    A second one finds the gradients of the first.
+    """
     device, pressure = compute.device, Pressure(compute.device)
     try:
         ids = torch.arange(size * (length + 1), device=device) % model.shape.vocab_size
         add_gradients(model, [ids.view(size, length + 1)] * passes, compute)
         if device.type == "cpu" or size == 1:  # with less there is nothing to train
-            return True
+            return ""
         free, whole = torch.cuda.mem_get_info(device)
-        return free >= whole // SPARE and not pressure.has_retried
     except Exception as problem:
         if not is_out_of_memory(problem):
             raise
-        return False
+        return words_of(problem)
+    else:
+        return "too little is left" if free < whole // SPARE or pressure.has_retried else ""
     finally:
         model.zero_grad()
         free_caches()

@@ -7,6 +7,7 @@ for the state that they own: the dataset's pin, the run's record, the size of ho
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -34,12 +35,20 @@ from stoker.kit.lock import another_owner
 from stoker.kit.metrics import Metrics
 from stoker.kit.workers.pool import Activity
 from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
-from stoker.store.errors import ConfigError, DataError, StorageError
+from stoker.store.errors import ConfigError, DataError, StokerError, StorageError
 from stoker.store.record import RecordDamaged, parse_json, read_record
 from stoker.supervise.run.gates import DataInView
+from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
 from stoker.supervise.run.planner import in_view
 from stoker.supervise.run.record import configured, parse_record, pinned, refusal
 
+# The key of each value of a run's identity that the file sets.
+IDENTITY_KEYS = {
+    "seed": ("train", "seed"),
+    "dataset": ("dataset", "name"),
+    "dataset_version": ("dataset", "version"),
+    "init_from": ("train", "init_from"),
+}
 SURVEY = Activity("survey", "stoker.corpus.staging.survey_worker", silent_s=60.0)
 
 
@@ -148,25 +157,36 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
         return
     wanted = {**(pinned(pin) if pin is not None else {}), **configured(pipeline)}
     if why := refusal(pipeline, identity, wanted):
-        yield Fault(("train", "run"), why)
-    began = _newest_model(layout.checkpoints)
+        differing = (key for name, key in IDENTITY_KEYS.items() if wanted[name] != getattr(identity, name))
+        yield Fault(next(differing, ("train", "run")), why)
+    began, optimizer = _newest_settings(layout.checkpoints)
     changes = [
-        f"{key} is {was} in its newest checkpoint and {value} now"
+        f"{key} is {json.dumps(was)} in its newest checkpoint and {json.dumps(value)} now"
         for key, value in pipeline.train.model.model_dump(mode="json").items()
         # model.json leaves out a key that is off.
         if began and (was := began.get(key, False)) != value
     ]
+    advice = "Put the old value back, or begin another run with another train.run"
     if changes:
-        advice = "Put the old value back, or begin another run with another train.run"
         yield Fault(("train", "model"), f"run {identity.run} cannot continue: {'; '.join(changes)}. {advice}")
+    now = pipeline.train.optimizer.name
+    if optimizer not in ("", now):
+        text = (
+            f"run {identity.run} cannot continue: its newest checkpoint was made with {optimizer}, not {now}"
+        )
+        yield Fault(("train", "optimizer", "name"), f"{text}. {advice}")
 
 
-def _newest_model(checkpoints: Path) -> Mapping[str, Any]:
+def _newest_settings(checkpoints: Path) -> tuple[Mapping[str, Any], str]:
+    """Returns the model and the optimizer's name of the newest checkpoint, both empty where it tells none."""
     newest = max(checkpoints.glob("step-*"), default=None)
+    if newest is None:
+        return {}, ""
     try:
-        return dict(parse_json((newest / "model.json").read_bytes())) if newest is not None else {}
-    except (OSError, ValueError, TypeError):  # the supervisor handles a damaged checkpoint
-        return {}
+        model = dict(parse_json((newest / "model.json").read_bytes()))
+        return model, optimizer_name(of_checkpoint(newest))
+    except (OSError, ValueError, TypeError, StokerError):  # the supervisor handles a damaged checkpoint
+        return {}, ""
 
 
 def _survey(pipeline: Pipeline) -> dict[str, Any]:

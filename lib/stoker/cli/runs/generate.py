@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from stoker.cli.options import PATH
+from stoker.cli.options import PATH, FiniteRange
 from stoker.cli.which_run import proven_checkpoint
 
 
@@ -15,12 +15,12 @@ from stoker.cli.which_run import proven_checkpoint
 @click.argument("checkpoint", type=PATH)
 @click.option("--prompt", default="", help="What the text begins with; empty for a new document.")
 @click.option("--tokens", default=100, type=click.IntRange(1), help="At most so many more tokens.")
-@click.option("--temperature", default=0.8, type=click.FloatRange(0), help="0 takes the likeliest token.")
+@click.option("--temperature", default=0.8, type=FiniteRange(0), help="0 takes the likeliest token.")
 @click.option("--top-k", default=50, type=click.IntRange(0), help="Draw from the k likeliest; 0 from all.")
 @click.option(
     "--top-p",
     default=1.0,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     help="Of these, draw from the fewest that have this share of the probability.",
 )
 @click.option("--seed", default=0, type=int, help="The same seed gives the same text.")

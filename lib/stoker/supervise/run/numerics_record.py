@@ -67,6 +67,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def optimizer_name(numerics: Mapping[str, Any]) -> str:
+    """Returns the `train.optimizer.name` that numerics are of."""
+    return "muon" if numerics.get("optimizer") == "muon" else "adamw"
+
+
 def was_halved(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether the trainer made its micro-batch smaller itself: nobody had asked for another one."""
     known = {"micro_batch", ASKED} <= before.keys()

@@ -44,8 +44,8 @@ def choose_origin(pipeline: Pipeline, pin: DatasetPin, proof: Mapping[str, Any])
     for what, (theirs, ours) in compared.items():
         if theirs != ours:
             raise ConfigError(
-                f"{pipeline.file}: train.init_from: {path} cannot be begun with: its {what} is {theirs}, "
-                f"this run's is {ours}; make them equal, or name another checkpoint"
+                f"{pipeline.file}: train.init_from: this run cannot begin with {path}: its {what} is "
+                f"{theirs}, this run's is {ours}; make them equal, or name another checkpoint"
             )
     return Origin(path, body["step"], proof["digest"])
 

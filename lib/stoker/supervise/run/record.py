@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
@@ -161,7 +162,7 @@ def pinned(pin: DatasetPin) -> dict[str, Any]:
 def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> str:
     """Returns why a run cannot continue with the `wanted` values, and the remedy; "" where it can."""
     changes = [
-        f"{name} is {getattr(record, name)!r} in this run and {value!r} now"
+        f"{name} is {_as_in_yaml(getattr(record, name))} in this run and {_as_in_yaml(value)} now"
         for name, value in wanted.items()
         if value != getattr(record, name)
     ]
@@ -171,3 +172,7 @@ def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> 
         f"run {record.run} cannot continue: {'; '.join(changes)}. Put the old value back in "
         f"{pipeline.file}, or begin another run with another train.run"
     )
+
+
+def _as_in_yaml(value: object) -> str:
+    return repr(value) if isinstance(value, str) else json.dumps(value)
