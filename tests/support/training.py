@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from stoker.kit.process import ProcessId, processes_with_environment
+from stoker.kit.process import ProcessId, children_tree, processes_with_environment
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.store.record import read_record
 from stoker.supervise.replay.replay_verdict import TIMED
@@ -86,8 +86,10 @@ class TrainPipeline:
         return processes_with_environment("STOKER_RUN_DIR", str(self.run.root))
 
     def trainers(self) -> list[ProcessId]:
-        """The live trainers."""
-        return [process for process in self.processes() if runs(process, TRAINER)]
+        """The live trainers. A compiler that one of them starts looks like it between fork and exec."""
+        found = [process for process in self.processes() if runs(process, TRAINER)]
+        below = {child.pid for process in found for child in children_tree(process.pid)}
+        return [process for process in found if process.pid not in below]
 
     def sealers(self) -> list[ProcessId]:
         """The live sealers."""
