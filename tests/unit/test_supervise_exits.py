@@ -67,6 +67,8 @@ def judged(
         (None, 9, OOM, None, "host_memory"),
         (137, None, OOM, None, "host_memory"),
         (None, 9, LOST, None, "killed"),  # an operator's
+        (None, 9, replace(OOM, peak_bytes=3 << 29, headroom_after_bytes=3 << 30), None, "host_memory"),
+        (None, 9, replace(OOM, peak_bytes=1 << 29, headroom_after_bytes=3 << 30), None, "killed"),
         (None, 15, replace(OOM, xids=(79,), free_bytes=0), None, "killed"),
         (None, 11, LOST, None, "crashed"),
         (None, None, OOM, None, "guard_lost"),

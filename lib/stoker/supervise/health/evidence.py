@@ -42,6 +42,15 @@ class Evidence:
         made = max(self.step, self.sealed_step or 0)
         return self.last_step is not None and made < self.last_step and self.ending not in OVER
 
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the kernel's kills may have met the launch: the counter can be the whole machine's.
+
+        One that the kernel kills leaves about as much memory as it had; then nothing else was left.
+        """
+        left = self.headroom_after_bytes
+        return self.oom_kills > 0 and (left is None or 2 * self.peak_bytes >= left)
+
     def body(self) -> dict[str, Any]:
         """Returns what an event and runs.jsonl tell: all that says something, but for the output."""
         quiet, told = asdict(Evidence()), asdict(self)

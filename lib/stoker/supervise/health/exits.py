@@ -112,7 +112,7 @@ def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str
     is_unclear = kind is ExitClass.CRASHED  # a launcher's own code tells nothing of its ranks
     if signum == signal.SIGBUS:
         return ExitClass.BAD_DATA, "a mapped file is not all there"
-    if seen.oom_kills and (is_unclear or signal.SIGKILL in (signum, (code or 0) - 128)):
+    if seen.is_out_of_memory and (is_unclear or signal.SIGKILL in (signum, (code or 0) - 128)):
         return ExitClass.HOST_MEMORY, "the kernel's OOM killer was at work"
     if kind is ExitClass.GPU_MEMORY and _told(words) is ExitClass.HOST_MEMORY:
         return ExitClass.HOST_MEMORY, ""
