@@ -99,6 +99,32 @@ def test_when_guard_and_supervisor_are_killed_in_turn_the_trainer_saves_and_the_
     wait_gone(run.processes(), ENDING_S)
 
 
+def test_a_long_evaluation_goes_on_and_a_heartbeat_without_progress_is_stopped_with_its_stacks_taken(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_TEST_EVALUATION_PARTS", "45")  # longer than the limit
+    monkeypatch.setenv("STOKER_TEST_TALKS_AT", "12")
+    monkeypatch.setenv("STOKER_TEST_TALKED", str(tmp_path / "talked"))
+    limits = {"supervise__hang_limit": "3s", "supervise__stop_time": "1s"}
+    run = make_training(
+        shard_sets, tmp_path / "talks", train__steps=5000, supervise__no_progress_launches=100, **limits
+    )
+    daemon = run.start()
+    try:
+        (hung,) = wait_until(lambda: run.events("trainer_hung"), what="the finding")
+        assert (hung["phase"], hung["step"]) == ("eval", 12)
+        wait_until(lambda: run.last_step() > 12, what="training in the next launch")
+        (ended,) = [event for event in run.events("trainer_exited") if event["exit_class"] == "hung"]
+    finally:
+        assert daemon.stop() == 0
+    first, second = [event for event in run.events("stacks_taken") if event["launch"] == ended["launch"]]
+    assert first["step"] == second["step"] == 12 and "_talk_for_ever" in second["at"]
+    assert (first["ranks"], second["is_as_before"]) == (1, True)
+    report = Path(first["file"]).read_text()
+    assert report.count("== 2") == 2 and report.count("in _talk_for_ever") == 2
+    assert report.count("-- processes") == 2
+
+
 def test_a_trainer_that_stands_still_is_stopped_and_launched_again(
     shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +142,11 @@ def test_a_trainer_that_stands_still_is_stopped_and_launched_again(
             what="the finding",
         )
         assert hung["processes"]
+        taken = run.events("stacks_taken")[-1]
+        assert (taken["ranks"], taken["at"]) == (0, "the kernel's view alone"), (
+            "it is stopped: it cannot answer"
+        )
+        assert f"{trainer.pid} python" in Path(taken["file"]).read_text()
         wait_gone([trainer])
         wait_until(lambda: run.events("trainer_launched")[launches:], what="the next launch")
         assert run.events("trainer_exited")[launches - 1]["exit_class"] == "hung"

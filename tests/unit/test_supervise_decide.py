@@ -37,7 +37,8 @@ SOURCE = Exit(ExitClass.KILLED, "killed by SIGKILL")
 def trainer(**changes: Any) -> Trainer:
     """A trainer that resumed from step 30 and has made step 35 five seconds ago."""
     launch = Launch("l1", 0, Path("/s") / NEWEST, 30, Path("/run/x.sock"))
-    view = TrainerView("l1", NOW - 5, NOW - 5, phase="train", step=35, position=(0, 140))
+    since = {"spent_s": {"eval": 1.0}, "done": {"eval": 3}, "announced": {0: (6, 12)}}
+    view = TrainerView("l1", NOW - 5, NOW - 5, phase="train", step=35, position=(0, 140), **since)
     times = StepTimes((1.0, 1.0), (35, NOW - 5))
     usual = Trainer(launch, ProcessId(5, 50), view, Stillness(NOW, NOW), NOW, 6, times)
     return replace(usual, **changes)

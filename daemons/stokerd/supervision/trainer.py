@@ -18,7 +18,7 @@ from stoker.plan.log import Segment
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import new_id, read_record, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
-from stoker.supervise.health import output
+from stoker.supervise.health import output, stacks
 from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
@@ -49,6 +49,7 @@ class TrainerControl:
         self._told_gap = 0.0  # of memorization, in nats
         self._body: dict[str, Any] = {}  # of launch.json
         self._memory = MemoryWatch()
+        self._places: tuple[str, Any] = ("", None)  # where the ranks of a launch were when last looked at
 
     @property
     def pids(self) -> set[int]:
@@ -298,7 +299,28 @@ class TrainerControl:
         return self.run.state.trainer, self.guarded
 
     def _record_silence(self, event: str, why: str) -> None:
+        """Records why a trainer may hang, with the state and the stacks of its processes."""
         trainer, guarded = self._running()
         words = {"launch": trainer.launch.launch, "phase": trainer.view.phase, "reason": why}
-        processes = list(describe(process.pid for process in children_tree(guarded.pid)))
+        tree = children_tree(guarded.pid)
+        processes = list(describe(process.pid for process in tree))
         self.run.events.record(event, "warning", step=trainer.step, processes=processes, **words)
+        self._take_stacks(trainer, tree, why)
+
+    def _take_stacks(self, trainer: Trainer, tree: Sequence[ProcessId], why: str) -> None:
+        run, launch, announced = self.run, trainer.launch.launch, trainer.view.announced
+        file, files = run.layout.stacks(launch), {rank: run.layout.stacks(launch, rank) for rank in announced}
+        groups = stacks.grouped(stacks.take(tree, announced, files))
+        head = f"{utc_now()}, step {trainer.step}, phase {trainer.view.phase}: {why}"
+        with contextlib.suppress(OSError):  # a full disk
+            stacks.append(file, stacks.report(head, groups, tree))
+        places = [(group.ranks, group.place) for group in groups]
+        words: dict[str, Any] = {"launch": launch, "step": trainer.step, "file": str(file)}
+        words |= {"ranks": sum(len(group.ranks) for group in groups)}
+        words |= (
+            {"at": groups[0].place[0]} if groups and groups[0].place else {"at": "the kernel's view alone"}
+        )
+        words |= {"odd_ranks": list(odd)} if (odd := stacks.odd_ranks(groups)) else {}
+        words |= {"is_as_before": self._places[1] == places} if self._places[0] == launch else {}
+        self._places = (launch, places)
+        run.events.record("stacks_taken", **words)

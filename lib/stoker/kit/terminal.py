@@ -108,6 +108,7 @@ SENTENCES = {
     "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
     "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
     "trainer_stop_asked": "the trainer is asked to save and end",
+    "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",
     "windows_skipped": "{windows:window} are passed over from step {to} on: {reason}",
 }

@@ -141,6 +141,10 @@ class RunLayout:
         """Returns the file with what a launch's trainer printed."""
         return self.log / f"output-{launch}.txt"
 
+    def stacks(self, launch: str, rank: int | None = None) -> Path:
+        """Returns the file that a rank dumps its stacks to; without a rank the supervisor's report on all."""
+        return self.log / f"stacks-{launch}{'' if rank is None else f'-{rank}'}.txt"
+
     def create(self) -> None:
         """Makes the missing directories of the run, durably."""
         for directory in (self.root, self.checkpoints, self.abandoned, self.log):

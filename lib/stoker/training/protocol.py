@@ -7,12 +7,17 @@ cannot be sent is dropped, because a newer one follows; other datagrams are kept
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import os
 import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
+
+from stoker.store.layout import RunLayout
 
 STEP_INTERVAL_S = 0.1  # at most ten step datagrams per second
 MOST_KEPT = 32
@@ -95,6 +100,20 @@ def _text(value: object) -> str:
         text.encode()
         return " ".join(text.split())[:MOST_TEXT]
     return repr(value)[:MOST_TEXT]
+
+
+def dumps_stacks(environ: Mapping[str, str]) -> dict[str, object]:
+    """Has a signal dump the stacks of all threads, also while the GIL is held; returns the words for it."""
+    if not environ.get("STOKER_NOTIFY_SOCKET"):
+        return {}
+    rank = int(environ.get("RANK", "0"))
+    path = RunLayout(Path(environ["STOKER_RUN_DIR"])).stacks(environ["STOKER_LAUNCH"], rank)
+    try:
+        file = path.open("ab", buffering=0)
+    except OSError:  # the disk is full: training may do without
+        return {}
+    faulthandler.register(signal.SIGUSR2, file, all_threads=True)
+    return {"rank": rank, "pid": os.getpid(), "stacks": int(signal.SIGUSR2)}
 
 
 class StopAsked(BaseException):

@@ -22,7 +22,7 @@ from stoker.kit.relay import tolerate_lost_reader
 from stoker.store.errors import NonFinite, StokerError
 from stoker.training.failures import exit_code
 from stoker.training.launch import Launch, read_launch
-from stoker.training.protocol import Protocol, Stop, StopAsked
+from stoker.training.protocol import Protocol, Stop, StopAsked, dumps_stacks
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
@@ -35,7 +35,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     protocol = Protocol.from_environment(environ)
     try:
-        protocol.say("load")
+        protocol.say("load", **dumps_stacks(environ))
         code = _train(read_launch(environ), protocol, stop)
     except StopAsked:
         code = _stopped(protocol)

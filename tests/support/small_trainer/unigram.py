@@ -37,6 +37,8 @@ STEP_S = 0.01  # a run takes long enough to be met in the middle
 POLL_S = 0.1
 MOMENTUM = np.float32(0.9)
 PRINTS = int(os.environ.get("STOKER_TEST_PRINTS", "0"))  # characters after each step
+EVALUATION_PARTS = int(os.environ.get("STOKER_TEST_EVALUATION_PARTS", "0"))  # each a tenth of a second
+TALKS_AT = int(os.environ.get("STOKER_TEST_TALKS_AT", "-1"))  # a step, and trains no more
 RATE = 1000  # of train.optimizer.lr, which is meant for a network
 
 
@@ -112,6 +114,8 @@ class Training:
         self.step, self.position = self.step + 1, batch.position
         self.tokens += batch.tokens
         time.sleep(STEP_S)
+        if self.step == TALKS_AT and not Path(os.environ["STOKER_TEST_TALKED"]).exists():
+            self._talk_for_ever()
         if PRINTS:
             print("." * PRINTS, flush=True)
         told = {"lr": rate, "grad_norm": float(np.abs(gradient).sum()), "tokens_per_s": 1e4, "data_wait_s": 0}
@@ -137,6 +141,13 @@ class Training:
         a_window = int(os.environ.get("STOKER_TEST_WINDOW_BYTES", "0"))
         bytearray(a_window * self.numerics["micro_batch"]).count(0)  # touches each page
 
+    def _talk_for_ever(self) -> None:
+        """Say with a heartbeat that all is well, once in all launches."""
+        Path(os.environ["STOKER_TEST_TALKED"]).touch()
+        while True:
+            self.protocol.say("eval", **self._words())
+            time.sleep(POLL_S)
+
     def _next_batch(self) -> Batch | None:
         while not self.stop.asked:
             batch = self.batches.next()
@@ -161,6 +172,9 @@ class Training:
         if self.heldout is None or self.metrics.evaluated(self.step):
             return
         self.protocol.say("eval", **self._words())
+        for done in range(EVALUATION_PARTS):
+            time.sleep(POLL_S)
+            self.protocol.tell(done=done + 1, **self._words())
         self.val_loss = self._loss(self._counts((self.heldout,)))
         row = {"step": self.step, "val_loss": self.val_loss, "val_stderr": 0.0}
         self.metrics.append({**row, "time": utc_now()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from stoker.store.record import parse_json
 
 MOST_BYTES = 8192  # a trainer sends no longer datagram
 MOST_TEXT = 500
+MOST_RANKS = 1024  # whose stacks are taken
 
 PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data"})
 STEPPING = frozenset({"train", "eval", "checkpoint"})  # also between steps
@@ -32,7 +34,10 @@ def _on_this_clock(seconds: float, info: ValidationInfo) -> float:
 Moment = Annotated[float, BeforeValidator(_on_this_clock), PlainSerializer(_from_now)]
 
 Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
-_NOT_OF_THE_VIEW = ("checkpoint", "done", "nonfinite", "numerics", "rank", "save_failed", "save_in_place")
+_NOT_OF_THE_VIEW = (
+    *("checkpoint", "done", "nonfinite", "numerics", "pid", "rank"),
+    *("save_failed", "save_in_place", "stacks"),
+)
 
 
 def parse(datagram: bytes, launch: str) -> Said | None:
@@ -67,6 +72,7 @@ class TrainerView:
     phase_at: Moment = 0.0  # its begin
     spent_s: Mapping[str, float] = field(default_factory=dict)  # in phases left again since that progress
     done: Mapping[str, int] = field(default_factory=dict)  # the most in each phase since the last step
+    announced: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # rank -> pid, signal for stacks
     waits: bool = False  # for data; a checkpoint in between does not end the wait
     step: int | None = None
     tokens: int | None = None
@@ -107,7 +113,10 @@ def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
 
     Of another rank than 0 only the step counts: it has no loss of the run's, and its phase may lag behind.
     """
-    if said.get("rank"):
+    rank = said.get("rank", 0)
+    if "pid" in said and "stacks" in said and rank < MOST_RANKS:
+        view = replace(view, announced={**view.announced, rank: (said["pid"], said["stacks"])})
+    if rank:
         said = {name: said[name] for name in ("step",) if name in said}
     plain = {field: value for field, value in said.items() if field not in _NOT_OF_THE_VIEW}
     after = replace(view, **plain, nonfinite=view.nonfinite + said.get("nonfinite", 0), heard_at=now)
@@ -158,6 +167,14 @@ def _position(value: str) -> tuple[int, int]:
     return entry, offset
 
 
+def _signal(value: str) -> int:
+    """Returns a signal that a process can catch."""
+    number = signal.Signals(int(value))
+    if number in (signal.SIGKILL, signal.SIGSTOP):
+        raise ValueError(f"nobody catches {number.name}")
+    return int(number)
+
+
 def _object(value: str) -> dict[str, Any]:
     return dict(parse_json(value.encode()))
 
@@ -168,6 +185,8 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("MEMORY_BYTES", "ALLOC_RETRIES", "MICRO_BATCH"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
     **dict.fromkeys(("MFU", "DATA_WAIT_S", "SAVE_STALL_S"), _number),
+    "PID": _whole,
+    "STACKS": _signal,
     "POSITION": _position,
     "NUMERICS": _object,
     **dict.fromkeys(
