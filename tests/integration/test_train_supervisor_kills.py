@@ -10,6 +10,7 @@ import pytest
 from stoker.cli.main import exit_code
 from stoker.kit.process import ProcessId, signal_process
 from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.supervise.run.launch_ends import read_ends
 from support.halting import halts_at, is_halted
 from support.processes import ENDING_S, wait_gone
 from support.training import TrainPipeline, make_training, never_two
@@ -48,6 +49,9 @@ def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_bytes_an
     assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 0, 10, 20, 30, 40][
         : kills + 1
     ]
+    ends, _ = read_ends(run.run.runs)
+    assert [one.exit_class for one in ends] == ["killed"] * kills + ["finished"]
+    assert all(one.seconds["redone"] > 0 for one in ends[:-1])
     assert run.rows() == finished_with_torch.rows()
     assert run.tensors() == finished_with_torch.tensors()
     with run.trainer():
@@ -92,6 +96,9 @@ def test_when_guard_and_supervisor_are_killed_in_turn_the_trainer_saves_and_the_
             wait_gone(before)
             wait_until(lambda: run.events("trainer_launched")[2:], what="a launch by the next supervisor")
             assert run.events("trainer_launched")[2]["resume_step"] >= reached, "what the first one saved"
+            guard_lost, lost = read_ends(run.run.runs)[0]
+            assert (guard_lost.exit_class, lost.exit_class) == ("guard_lost", None)
+            assert lost.seconds["down"] > 0 and lost.last_step >= reached
     finally:
         for daemon in (first, second):
             if daemon is not None and daemon.process.poll() is None:

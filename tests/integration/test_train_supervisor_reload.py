@@ -53,6 +53,7 @@ def test_a_trainer_notices_no_reload_and_nothing_is_lost_or_left(
         assert run.run.launches.read_bytes() == launches
         assert metrics_place(run) == place
         assert run.metrics()["stoker_events_total", "reloaded"] == reloads
+        assert run.metrics()["stoker_train_time_seconds_total", "down"] == 0.0
         assert {tuple(event["changed"]) for event in run.events("reloaded")} == {("supervise.hang_limit",)}
         second = run.once()
         assert (second.returncode, "held by" in second.stderr) == (75, True)

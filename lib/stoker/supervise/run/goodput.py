@@ -104,6 +104,9 @@ class Goodput:
 
     def proven(self, step: int) -> None:
         """Takes in that a proven checkpoint holds the steps up to this one."""
+        if not self.spans or step <= self.spans[0][0]:  # most calls
+            self.held = max(self.held, step)
+            return
         left = []
         for first, last, seconds in self.spans:
             good, again = (min(1.0, max(0.0, (to - first) / (last - first))) for to in (step, self.held))
