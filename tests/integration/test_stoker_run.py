@@ -151,7 +151,7 @@ def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any
     assert again.process.wait(LONG_S) == 0
     said = [line for line in again.said().splitlines() if not re.match(r"\d\d:\d\d:\d\d ", line)]  # warnings
     summary = {line.split()[0]: line.partition(" ")[2].strip() for line in said}
-    assert list(summary) == ["step", "loss", "tokens", "checkpoint", "try"]
+    assert list(summary) == ["finished", "step", "loss", "tokens", "checkpoint", "try"]
     assert (summary["step"], summary["tokens"]) == ("40 of 40", "10,240 trained on")
     assert re.fullmatch(r"training \d\.\d{4}, held-out \d\.\d{4}", summary["loss"])
     _, command, *words = shlex.split(summary["try"])  # by its name alone where it is on the path

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stoker.cli.pipeline.events import is_due
-from stoker.cli.pipeline.run import Child, Foreground, how_it_ended
+from stoker.cli.pipeline.run import Child, Foreground, how_it_ended, summary_lines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from support.pipelines import make_pipeline
 
@@ -53,6 +53,24 @@ def test_a_run_that_is_halted_ends_the_wait_for_its_end(tmp_path: Path) -> None:
     assert foreground.is_halted({TRAIN_SUPERVISOR: about})
     assert not foreground.is_halted({TRAIN_SUPERVISOR: about | {"pid": 8}}), "of an earlier process"
     assert not foreground.is_halted({TRAIN_SUPERVISOR: about | {"body": {"pid": 7, "halted": None}}})
+
+
+def test_a_summary_says_why_a_run_is_halted_or_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(**body: Any) -> list[str]:
+        status = {TRAIN_SUPERVISOR: {"body": body}}
+        monkeypatch.setattr("stoker.cli.pipeline.run.read_status", lambda _: status)
+        return list(summary_lines(pipeline))
+
+    pipeline = make_pipeline(tmp_path).pipeline
+    halted = {"reason": "2 launches in a row brought nothing", "remedy": "do that"}
+    assert said(halted=halted) == [
+        "halted      2 launches in a row brought nothing",
+        "remedy      do that",
+        "no checkpoint yet",
+    ]
+    assert said(finished="early_stop")[0] == "finished    the held-out loss improves no more"
 
 
 @pytest.mark.parametrize(

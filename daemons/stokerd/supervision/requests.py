@@ -162,7 +162,7 @@ class Requests:
             message = f"it goes on from step {left}, whose learning rate has decayed: {refusal}"
             self.events.record("milestone_missing", "warning", step=to, steps=steps, message=message)
             return False
-        message = "the steps after the decay's begin are given up, and made again at the peak rate"
+        message = "the steps of the old decay are given up, and made again at the full rate"
         self.events.record("horizon_longer", "warning", step=to, left=left, steps=steps, message=message)
         return True
 

@@ -91,7 +91,7 @@ def cli() -> None:
     """Keep a language-model pretraining run supplied with data and training.
 
     Most commands take a pipeline's YAML file. Exit codes: 0, 1 a finding, 64 usage, 65 bad data,
-    69 unavailable, 74 storage, 75 try again, 78 wrong configuration.
+    69 unavailable, 70 a halted run or a bug, 74 storage, 75 try again, 78 wrong configuration.
     """
 
 

@@ -30,7 +30,7 @@ from stoker.kit.exec import child_environment, launch_command
 from stoker.kit.lock import Lock, take_up_state
 from stoker.kit.loop import Backoff, Waiter
 from stoker.kit.process import processes_with_environment, signal_process
-from stoker.kit.terminal import harmless
+from stoker.kit.terminal import PHRASES, harmless
 from stoker.observe.status import read_status
 from stoker.store.errors import StokerError
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
@@ -282,6 +282,11 @@ def run(context: click.Context, pipeline: Pipeline, until_done: bool, headless: 
 def summary_lines(pipeline: Pipeline) -> Iterator[str]:
     """Yields the train supervisor's last status as lines, and a command that generates text."""
     body = read_status(pipeline.layout)[TRAIN_SUPERVISOR]["body"]
+    if halted := body.get("halted"):  # perhaps by an earlier supervisor: no event of this one says why
+        yield f"halted      {halted['reason']}"
+        yield f"remedy      {halted['remedy']}"
+    if finished := body.get("finished"):
+        yield f"finished    {PHRASES.get(finished, finished)}"
     checkpoint = body.get("checkpoint")
     if checkpoint is None:
         yield "no checkpoint yet"
