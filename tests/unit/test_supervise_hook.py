@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -140,6 +141,22 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(ground: Gro
     ground.finish(hook)
     wait_gone(tree, 5.0)
     assert ground.events[0]["result"] == "timed_out" and ground.events[0]["message"].startswith("killed by")
+
+
+def test_what_a_command_leaves_behind_ends_with_it(ground: Ground) -> None:
+    told = ground.root / "told"
+    child = "import subprocess; child = subprocess.Popen(['sleep', '600']); "
+    hook = ground.hook(python(f"{child}open(sys.argv[1], 'w').write(str(child.pid))", told))
+    ground.prove(10)
+    ground.finish(hook)
+    wait_until(lambda: is_ended(int(told.read_text())), what="the end of the child")
+    assert ground.counted.hooks == Counter(ok=1)
+
+
+def is_ended(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # nobody reaps it
+    return True
 
 
 def test_a_command_that_a_stop_ended_runs_again_for_the_same_checkpoint(ground: Ground) -> None:
