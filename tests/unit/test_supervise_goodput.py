@@ -228,6 +228,19 @@ def test_a_supervisor_killed_with_its_launch_loses_a_minute_and_the_line_is_comp
     assert sum(one.seconds.values()) == pytest.approx(120.0)
 
 
+def test_a_counter_begins_again_with_the_supervisor_and_goes_on_over_a_reload(ground: Ground) -> None:
+    ground.look(Phase.HALTED)
+    ground.pass_(100.0)
+    ground.look(Phase.HALTED)  # writes the books
+    ground.start(is_reloaded=True)
+    assert ground.books.shown()["since_start"]["halted"] == 100.0
+    ground.pass_(30.0)
+    ground.start()  # killed
+    shown = ground.books.shown()
+    assert (shown["seconds"]["halted"], shown["since_start"]["halted"]) == (100.0, 0.0)
+    assert shown["since_start"]["down"] == 30.0
+
+
 @pytest.mark.parametrize(("jump_s", "other_boot", "down_s"), [(86400.0, False, 50.0), (-86400.0, True, 0.0)])
 def test_a_clock_that_jumps_changes_nothing_or_adds_nothing(
     ground: Ground, jump_s: float, other_boot: bool, down_s: float

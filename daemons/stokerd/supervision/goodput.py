@@ -39,6 +39,7 @@ class GoodputBooks:
         self.account = Goodput(now_s())
         self.launch: LaunchEnd | None = None
         self._before: Mapping[str, float] = {}  # the totals when the last line was written
+        self._start: Mapping[str, float] = {}  # the totals when the supervisor started
         self._keep_at = 0.0
         if (body := read_or_set_aside(self._path, quarantine)) is not None:
             self._go_on(body, is_reloaded=is_reloaded)
@@ -51,6 +52,7 @@ class GoodputBooks:
         self.account = account = read_account(body["account"])
         self.launch = None if body["launch"] is None else parse_end(body["launch"])
         self._before = body["before"]
+        self._start = body["start"] if is_reloaded else dict(account.totals)
         if is_reloaded:
             return
         now = now_s()
@@ -111,10 +113,15 @@ class GoodputBooks:
         body = {"v": 1, "boot": self._boot, "time_s": time.time(), "account": self.account.body()}
         launch = None if self.launch is None else self.launch.body()
         with contextlib.suppress(StorageError):
-            write_record(self._path, {**body, "launch": launch, "before": dict(self._before)})
+            write_record(self._path, {**body, "launch": launch, "before": self._before, "start": self._start})
 
     def shown(self) -> dict[str, Any]:
-        """Returns the account for status and metrics."""
+        """Returns the account for status and metrics.
+
+        `since_start` is for counters: a kill loses the last minute of the books, and a counter that falls by
+        a little counts for Prometheus as one that began again, with all that it had.
+        """
         account = self.account
+        since = {name: total - self._start.get(name, 0.0) for name, total in account.totals.items()}
         figures = {"ratio": account.ratio, "wall_s": account.wall_s, "undecided_s": account.undecided_s}
-        return {**figures, "seconds": dict(account.totals)}
+        return {**figures, "seconds": dict(account.totals), "since_start": since}

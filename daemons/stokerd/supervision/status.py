@@ -63,7 +63,7 @@ FIGURES = (
     Figure("train_allocation_retries_total", "Allocations tried again.", "figures.alloc_retries"),
     Figure("train_micro_batch", "Windows of a forward pass.", "micro_batch"),
     Figure("train_halted", "1 while the run is halted.", "figures.halted"),
-    Figure("train_time_seconds_total", "Time of the run.", "goodput.seconds.*", {"bucket": BUCKETS}),
+    Figure("train_time_seconds_total", "Time since the start.", "goodput.since_start.*", {"bucket": BUCKETS}),
     Figure("train_goodput_ratio", "Share in steps that a proven checkpoint holds.", "goodput.ratio"),
     Figure("train_state", "1 for the state the run is in.", "figures.state.*", STATE),
     Figure("train_phase", "1 for what the supervisor does.", "figures.phase.*", PHASE),
@@ -98,7 +98,7 @@ class Status:
         self._run, self._gpus, self._observer = run, gpus, Observer(run.context)
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self.last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
-        # Counters that last longer than a supervisor: none may begin at 0.
+        # Counters that may begin above 0: no sample may have 0 before.
         shown = {"timeline": run.accounts.timeline, "goodput": run.goodput.shown()}
         run.context.metrics.show(FIGURES, shown)
         self._audit: Mapping[str, float] = {}
