@@ -19,7 +19,7 @@ import yaml
 
 from stoker.kit.handover import VARIABLE
 from stoker.kit.lock import read_holder
-from stoker.kit.process import signal_process
+from stoker.kit.process import ProcessId, children_tree, signal_process
 from stoker.store.layout import TRAIN_SUPERVISOR
 from support.processes import RunningDaemon, wait_gone
 from support.sites import write_site
@@ -40,7 +40,11 @@ def test_a_trainer_notices_no_reload_and_nothing_is_lost_or_left(
     run = make_training(shard_sets, tmp_path / "reloaded", **ENDLESS)
     daemon = run.start()
     try:
-        trainer = run.wait_for_step(5)
+        hang_up(daemon)  # before its launch, or in the middle of it
+        wait_until(lambda: run.events("reloaded"), what="the first reload")
+        launched = wait_until(lambda: run.events("trainer_launched"), what="the launch")[0]
+        wait_until(lambda: trains(run, launched["launch"]), what="its first step")  # it has told its numerics
+        (trainer,) = run.trainers()
         launches, place, at_rest = run.run.launches.read_bytes(), metrics_place(run), at_rest_now(daemon, run)
         with (
             never_two(run.trainers),
@@ -48,13 +52,17 @@ def test_a_trainer_notices_no_reload_and_nothing_is_lost_or_left(
         ):
             for number in range(reloads):
                 reload(run, daemon, supervise__hang_limit=f"{20 + number}m")
-                assert at_rest_now(daemon, run) <= at_rest
+                wait_until(lambda: has_no_more(daemon, run, at_rest), what="as few descriptors as before")
         assert run.trainers() == [trainer]
         assert run.run.launches.read_bytes() == launches
         assert metrics_place(run) == place
-        assert run.metrics()["stoker_events_total", "reloaded"] == reloads
-        assert run.metrics()["stoker_train_time_seconds_total", "down"] == 0.0
-        assert {tuple(event["changed"]) for event in run.events("reloaded")} == {("supervise.hang_limit",)}
+        counts = run.metrics()
+        assert counts["stoker_events_total", "reloaded"] == reloads + 1
+        assert counts["stoker_train_time_seconds_total", "down"] == 0.0
+        assert counts["stoker_train_tokens_total",] == counts["stoker_train_history_tokens",] > 0
+        assert [event["changed"] for event in run.events("reloaded")[1:]] == [
+            ["supervise.hang_limit"]
+        ] * reloads
         second = run.once()
         assert (second.returncode, "held by" in second.stderr) == (75, True)
 
@@ -110,7 +118,7 @@ def test_what_cannot_be_reloaded_is_refused_and_the_old_code_goes_on(
 
 # In the new image, before it has read what was handed over.
 _SITE = f"""
-import os, signal, time
+import os, signal, threading, time
 from pathlib import Path
 def children(pid):
     return [int(each) for each in Path(f"/proc/{{pid}}/task/{{pid}}/children").read_text().split()]
@@ -119,8 +127,10 @@ def act(word):
         os.unlink(os.path.join(os.path.dirname(__file__), word))
     except FileNotFoundError:
         return
-    if word == "stop":
-        os.kill(os.getpid(), signal.SIGTERM)
+    if word == "stop":  # heard by another thread, whose image ends before the loop looks
+        others = [thread for thread in threading.enumerate() if thread.name == "metrics"]
+        signal.pthread_kill(others[0].ident, signal.SIGTERM)
+        time.sleep(0.2)
     elif word == "end":
         guard, = children(os.getpid())
         trainer, = children(guard)
@@ -132,12 +142,13 @@ def act(word):
     else:
         os.kill(os.getpid(), signal.SIGKILL)
 if {VARIABLE!r} in os.environ:
-    for word in ("stop", "end", "kill-begun"):
+    for word in ("end", "kill-begun"):
         act(word)
 if "stokerd.train_supervisor" in " ".join(__import__("sys").orig_argv):
     execve = os.execve
     def watched(*words):
         act("kill-before")
+        act("stop")
         act("fails")
         execve(*words)
     os.execve = watched
@@ -208,7 +219,14 @@ def test_after_a_kill_on_the_way_the_trainer_saves_and_the_next_start_goes_on(
         second = run.start()
         try:
             launched = wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")
-            assert launched[0]["resume_step"] >= 3, "what the trainer saved"
+            assert (resumed := launched[0]["resume_step"]) >= 3, "what the trainer saved"
+            if place == "kill-begun":
+                reload(run, second, train__on_checkpoint="sleep 601")
+                assert run.metrics()["stoker_train_checkpoint_step",] == resumed, "still proven"
+                (first,) = wait_until(lambda: hooks(second), what="the command of a proven checkpoint")
+                reload(run, second)
+                wait_until(lambda: hooks(second), what="the same again")
+                assert len(hooks(second)) == 1 and not first.alive()
         finally:
             assert second.stop() == 0
     wait_gone(run.processes())
@@ -220,6 +238,7 @@ def reload(run: TrainPipeline, daemon: RunningDaemon, **changes: Any) -> None:
     configure(run, **changes)
     hang_up(daemon)
     wait_until(lambda: run.events("reloaded")[before:], what="the reload")
+    wait_until(lambda: run.metrics()["stoker_train_step",] >= 0, what="its first cycle")  # NaN before
     run.wait_for_step(run.last_step() + 3)
     assert daemon.process.poll() is None
     assert run.data.status(TRAIN_SUPERVISOR)["pid"] == pid
@@ -245,10 +264,25 @@ def configure(run: TrainPipeline, **changes: Any) -> None:
     run.data.file.write_text(yaml.safe_dump(body))
 
 
+def hooks(daemon: RunningDaemon) -> list[ProcessId]:
+    """The commands of train.on_checkpoint at work."""
+    return [
+        process
+        for process in children_tree(daemon.pid)
+        if Path(f"/proc/{process.pid}/cmdline").read_bytes() == b"sleep\x00601\x00"
+    ]
+
+
 def metrics_place(run: TrainPipeline) -> str:
     holder = read_holder(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR))
     assert holder is not None
     return str(holder.extra["metrics"])
+
+
+def has_no_more(daemon: RunningDaemon, run: TrainPipeline, before: Counter[str]) -> bool:
+    """Whether it has as few descriptors as before, but for a file that it had not opened then."""
+    now = at_rest_now(daemon, run)
+    return now <= before | Counter(set(now))
 
 
 def at_rest_now(daemon: RunningDaemon, run: TrainPipeline) -> Counter[str]:
@@ -260,8 +294,7 @@ def at_rest_now(daemon: RunningDaemon, run: TrainPipeline) -> Counter[str]:
             return Counter()
         with contextlib.suppress(FileNotFoundError):
             open_files = [str(one.readlink()) for one in Path(f"/proc/{daemon.pid}/fd").iterdir()]
-            shown = [re.sub(r":\[\d+\]$", "", name) for name in open_files]
-            return Counter(name for name in shown if not name.startswith("/proc"))  # open for an instant
+            return Counter(re.sub(r":\[\d+\]$", "", name) for name in open_files)
         return Counter()
 
     return wait_until(look, what="a supervisor at rest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -234,11 +235,17 @@ def test_without_a_trainer_a_supervisor_that_begins_again_does_so_from_cleaning(
     run.change(rollbacks=("r1",), failures=2, is_gate_open=True, is_settled=True)
     run.counted.restarts["killed"] += 3
     run.counted.trained_tokens = 77
+    (path := run.checkpoints.path(NEWER)).mkdir()
+    data = json.dumps(BODY).encode()
+    (path / "checkpoint.json").write_bytes(data)
+    run.checkpoints.proven(NEWER, BODY, hashlib.sha256(data).hexdigest())
     body = json.loads(json.dumps(run.handed_over()))
     run.counted, run.state = Counted(), RunState()
+    run.checkpoints.forget(NEWER)
     run.adopt(body)
     assert run.state.phase is Phase.CLEANING
     assert (run.state.rollbacks, run.state.failures, run.state.is_gate_open) == (("r1",), 2, True)
+    assert run.newest is not None and run.newest.step == 40
     assert run.state.proofs == {} and not run.state.is_settled
     run.counted.restarts["killed"] += 1
     assert (run.counted.restarts["killed"], run.counted.trained_tokens) == (4, 77)

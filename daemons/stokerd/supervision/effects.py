@@ -76,7 +76,7 @@ class Effects:
         return self.trainer.guarded is None or self.trainer.guarded.is_begun
 
     def stop_workers(self) -> None:
-        """Ends every worker; their jobs begin again. Raises Transient where the kernel keeps one."""
+        """Ends every worker and the hook, which begin again. Raises Transient where the kernel keeps one."""
         self._stop_mirror()
         self.hook.stop()
         self.workers.stop()

@@ -199,8 +199,8 @@ class DaemonContext:
     ) -> None:
         """Begins again with the code and the file of now, in the same process; call it from the main thread.
 
-        `work` and `descriptors` are what the daemon's work needs there, `why` the fields of the event.
-        Returns where a stop was asked meanwhile; raises OSError where the code cannot be started.
+        `work` and `descriptors` are what the daemon's work needs there, `why` the fields of the event. A stop
+        that is asked meanwhile is heard there. Returns only by an OSError: the code cannot be started.
         """
         daemon = {
             "since": self._since,
@@ -209,8 +209,7 @@ class DaemonContext:
             "event": {"version_before": self.version, **why},
         }
         with signals_blocked(HEARD):
-            if not self.stopping:
-                become(Handover({**self.kept, **descriptors}, daemon, work))
+            become(Handover({**self.kept, **descriptors}, daemon, work))
 
     @property
     def stopping(self) -> bool:
