@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -194,6 +195,8 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         train__evaluate={"every_steps": None, "tokens": 0},
         train__checkpoint={"every": "0.3s"},
         plan={"segment_tokens": 2000, "hold": "0.5s"},
+        supervise__hang_limit="2s",  # the wait is longer, and no hang
+        supervise__no_progress_launches=100,  # where loading takes as long
     )
     pin = run.data.pin()
     more = replace(pin, listing=(*pin.listing, "late.parquet"), complete=False, whole=False)
@@ -218,6 +221,9 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         wait_until(lambda: told(run, f"checkpoint {run.last_step()}"), what="a save during the wait")
         assert told(run, f"since {waiting['since']}"), "a checkpoint does not end the wait"
         assert len(long_waits(run)) == 1
+        since = run.metrics()["stoker_train_waiting_since_timestamp_seconds",]
+        wait_until(lambda: time.time() - since > 3.5, what="a wait beyond the limit")
+        assert not [event for event in run.events("trainer_hung") if event["phase"] == "wait-data"]
         metrics = wait_until(lambda: (now := run.metrics())["stoker_processes", "trainer"] and now, what="it")
         roles = ("daemon", "guard", "trainer")
         assert [metrics["stoker_processes", role] for role in roles] == [1, 1, 1]

@@ -119,7 +119,7 @@ def test_a_long_evaluation_goes_on_and_a_heartbeat_without_progress_is_stopped_w
     daemon = run.start()
     try:
         (hung,) = wait_until(lambda: run.events("trainer_hung"), what="the finding")
-        assert (hung["phase"], hung["step"]) == ("eval", 12)
+        assert (hung["phase"], hung["step"]) == ("wait-data", 12), "the plan has a batch"
         wait_until(lambda: run.last_step() > 12, what="training in the next launch")
         (ended,) = [event for event in run.events("trainer_exited") if event["exit_class"] == "hung"]
     finally:

@@ -142,10 +142,10 @@ class Training:
         bytearray(a_window * self.numerics["micro_batch"]).count(0)  # touches each page
 
     def _talk_for_ever(self) -> None:
-        """Say with a heartbeat that all is well, once in all launches."""
+        """Say with a heartbeat that there is no data, once in all launches."""
         Path(os.environ["STOKER_TEST_TALKED"]).touch()
         while True:
-            self.protocol.say("eval", **self._words())
+            self.protocol.say("wait-data", **self._words())
             time.sleep(POLL_S)
 
     def _next_batch(self) -> Batch | None:
