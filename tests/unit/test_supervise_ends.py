@@ -204,6 +204,11 @@ def test_a_fetched_copy_is_proven_here_and_a_bad_one_is_never_asked_for_again(wa
     assert warm.run.checkpoints.kept == {NEWER}
 
 
+def test_the_logs_of_steps_and_of_launches_come_back_with_a_copy(warm: Warm) -> None:
+    logs = ACTIVITIES["mirror"][0](warm.run, do.FetchCopy(COPY))["logs"]
+    assert [Path(log).name for log in logs] == ["metrics.jsonl", "launches.jsonl", "runs.jsonl"]
+
+
 def test_lost_rollbacks_come_back_before_anything_is_chosen(warm: Warm, tmp_path: Path) -> None:
     log = ChainedLog(tmp_path / "copy.jsonl")
     log.append(Timeline(1, 0, 10, (), "operator").body())

@@ -130,7 +130,7 @@ def mirror_of(run: Run) -> MirrorState:
 
 def mirror_task(run: Run, job: do.MirrorJob) -> dict[str, Any]:
     assert run.pipeline.warm_layout is not None
-    logs = [str(run.layout.metrics), str(run.layout.launches)]
+    logs = list(map(str, (run.layout.metrics, run.layout.launches, run.layout.runs)))
     words: dict[str, Any] = {}
     match job:
         case do.ListMirror():

@@ -2,7 +2,7 @@
 
     <warm>/checkpoints/<run>/t<timeline>/step-000001000-<first 8 hex of checkpoint.json's sha256>/
     <warm>/checkpoints/<run>/heldout-<first 8 hex of its sha256>.bin
-    <warm>/checkpoints/<run>/{metrics,launches}-<run id>.jsonl
+    <warm>/checkpoints/<run>/{metrics,launches,runs}-<run id>.jsonl
 
 Two versions of one step, on another timeline or with another content, have two names. A copy was proven past
 the cache before it got its name.
