@@ -61,3 +61,10 @@ def test_what_a_full_reader_has_no_room_for_is_dropped_with_a_count(kind: str) -
     passed.write(b"x" * 100)
     os.close(reading)
     passed.write(b"nobody reads this")
+
+
+def test_a_closed_reader_is_none() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.close(writing)
+    PassedOutput(writing, "x").write(b"nobody reads this")

@@ -55,11 +55,11 @@ class PassedOutput:
 
     def __init__(self, descriptor: int, kept_at: str) -> None:
         self._descriptor, self._kept_at, self._dropped = descriptor, kept_at, 0
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            # Opened again, not to wait is ours alone: O_NONBLOCK belongs to what all holders share.
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            with contextlib.suppress(OSError):  # a terminal of another user
+        with contextlib.suppress(OSError):  # a terminal of another user, or closed
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+                # Opened again, not to wait is ours alone: O_NONBLOCK belongs to what all holders share.
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
                 self._descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLOUT)
@@ -103,10 +103,13 @@ class Relay:
         self._thread.join(patience_s)
 
     def _run(self) -> None:
-        kept, passed = KeptOutput(self._path), PassedOutput(STDERR, self._path)
-        while data := os.read(self._reading, 1 << 16):
-            kept.write(data)
-            passed.write(data)
+        try:
+            kept, passed = KeptOutput(self._path), PassedOutput(STDERR, self._path)
+            while data := os.read(self._reading, 1 << 16):
+                kept.write(data)
+                passed.write(data)
+        finally:
+            os.close(self._reading)  # whatever ended this: no writer waits for it
 
 
 class _Tolerant(io.FileIO):
