@@ -14,7 +14,7 @@ from stoker.config import units
 from stoker.config.checks import disk_faults, disk_notes, notes
 from stoker.config.load import examples_dir, load_pipeline
 from stoker.config.places import network_type
-from stoker.config.schema import ModelShape
+from stoker.config.schema_train import ModelShape
 from stoker.config.show import effective_yaml, masked
 from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.config.schema import Schedule
+from stoker.config.schema_train import Schedule
 from stoker.plan.positions import Position
 from stoker.plan.timelines import Timeline, Timelines
 from stoker.supervise.run.horizon import longer_from, milestones

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.config.schema import Train
+from stoker.config.schema_train import Train
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Source, read_sources, write_source
 from stoker.plan.growth import GrowthPolicy

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.config.schema import ModelShape
+from stoker.config.schema_train import ModelShape
 from stoker.training.figures import Figures, allocation_retries, peak_memory_bytes
 from stoker.training.flops import PEAK_TFLOPS, matmul_parameters, peak_flops, step_flops
 from stoker.training.model import Model

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
 from stoker.config.places import overlaps, places
-from stoker.config.schema import Evict, Pipeline, Source, Train
+from stoker.config.schema import Evict, Pipeline, Source
+from stoker.config.schema_train import Train
 from stoker.config.units import format_bytes, format_count, write_count
 
 

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    ValidationInfo,
+)
 
 from stoker.config import units
 from stoker.config.document import Plain
@@ -194,3 +202,9 @@ Precision = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(re
 Devices = Annotated[Literal["auto"], BeforeValidator(read_devices)]
 Epochs = Annotated[int | None, BeforeValidator(read_epochs)]
 Follow = Annotated[Literal[False, "new_commits"], BeforeValidator(read_follow)]
+
+
+class Section(BaseModel):
+    """A mapping of the file: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, protected_namespaces=())

@@ -24,9 +24,7 @@ class Evidence:
     headroom_bytes: int | None = None  # of the host's memory, before the launch
     headroom_after_bytes: int | None = None
     micro_batch: int | None = None  # of its last step, or of the checkpoint that it resumed from
-    gpu_others_share: float | None = (
-        None  # of a card's memory, that other processes hold: of the fullest card
-    )
+    gpu_others_share: float | None = None  # of the fullest card's memory, that other processes hold
     free_bytes: int | None = None  # on the disk of its checkpoints, after the end
     xids: tuple[int, ...] = ()  # that the cards brought about by themselves
     lines: tuple[str, ...] = ()  # the last of its output

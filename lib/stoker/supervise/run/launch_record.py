@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.config.schema import Pipeline, Schedule
+from stoker.config.schema import Pipeline
+from stoker.config.schema_train import Schedule
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry

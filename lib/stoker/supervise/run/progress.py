@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.checkpoints.retention import History, candidates, find_checkpoints
-from stoker.config.schema import Train
+from stoker.config.schema_train import Train
 from stoker.observe.progress import Rate
 from stoker.plan.growth import ENOUGH
 from stoker.plan.log import Plan

@@ -1,0 +1,164 @@
+"""The keys of `train:` in the pipeline file; sizes are in bytes, durations in seconds."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stoker.config.reading import (
+    AutoOrCount,
+    Devices,
+    FilePath,
+    Flag,
+    Name,
+    Natural,
+    Positive,
+    PositiveNumber,
+    PositiveSeconds,
+    Precision,
+    Section,
+    Share,
+    ShareBelowOne,
+    Text,
+)
+
+
+class StartWhen(Section):
+    """The proven data that a run needs to begin, unless the dataset is complete with less."""
+
+    tokens: Natural = 100_000_000
+    shard_sets: Positive = 1
+
+
+class ModelShape(Section):
+    """The shape of a decoder-only transformer."""
+
+    layers: Positive
+    width: Positive  # of the residual stream
+    heads: Positive
+    kv_heads: Positive
+    ffn_width: Positive  # the hidden size of SwiGLU
+    rope_theta: PositiveNumber = 10_000.0
+    norm_eps: PositiveNumber = 1e-5
+    tie_embeddings: Flag = True
+    qk_norm: Flag = False  # RMSNorm of each query and key head, before RoPE
+    document_mask: Flag = False  # no attention across an end-of-text token
+
+    def parameters(self, vocab_size: int) -> int:
+        """Returns the number of trained parameters, with the embedding."""
+        head_width = self.width // self.heads
+        attention = self.width * (self.heads + 2 * self.kv_heads) * head_width + self.width**2
+        norms = 2 * self.width + 2 * head_width * self.qk_norm
+        tables = vocab_size * self.width * (1 if self.tie_embeddings else 2)
+        return self.layers * (attention + 3 * self.width * self.ffn_width + norms) + tables + self.width
+
+    def body(self) -> dict[str, Any]:
+        """Returns the model of launch.json and model.json, which leave out a later key that is off.
+
+        A run that began before there was such a key keeps its digest and its checkpoints.
+        """
+        later = ("qk_norm", "document_mask")
+        return {
+            key: value for key, value in self.model_dump(mode="json").items() if value or key not in later
+        }
+
+
+class Optimizer(Section):
+    # muon: for the matrices of the blocks, at the same rate and decay; embedding, head, norms stay with adamw
+    name: Literal["adamw", "muon"] = "adamw"
+    lr: PositiveNumber = 3.0e-4
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # of adamw
+    weight_decay: Share = 0.1
+    clip: PositiveNumber | None = 1.0  # the largest norm of the whole gradient; None: no clipping
+
+
+class Schedule(Section):
+    """The learning rate: linear warm-up to `lr`, then what `name` says.
+
+    cosine: falls to `min_ratio` of `lr` at the run's last step. wsd (warm-up, stable, decay): stays, then
+    falls as far over the last `decay` share of the steps. constant: stays.
+    """
+
+    name: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: Natural = 2000
+    min_ratio: Share = 0.1
+    decay: Share | None = None  # of the horizon; 0.2 for wsd, None for every other
+
+    def decay_begins(self, horizon: int) -> int | None:
+        """Returns the last step before wsd decays; None for the other schedules."""
+        return None if self.decay is None else horizon - max(1, round(self.decay * horizon))
+
+
+class Evaluate(Section):
+    """How often the held-out loss is measured, and over how many tokens; 0 tokens: never.
+
+    After `patience` evaluations in a row without a gain beyond the standard error the run is finished.
+    """
+
+    every_steps: Positive | None = 1000
+    tokens: Natural = 131_072
+    patience: Positive | None = None  # None: it trains to its last step
+
+
+class Checkpoint(Section):
+    """When checkpoints are sealed (by time, by steps or both), and which are kept."""
+
+    every: PositiveSeconds | None = 1800.0
+    every_steps: Positive | None = None
+    busy: Literal["wait", "skip"] = "wait"  # what a save does that is due while another is being sealed
+    sealer_cores: Natural | Literal["auto"] = "auto"  # that the trainer's threads leave to the sealer
+    keep_last: Positive = 3
+    keep_every: Positive | None = None
+    milestones: tuple[Positive, ...] = ()  # steps whose checkpoints are always kept
+    mirror: Flag = True
+
+
+class Launcher(Section):
+    processes: Positive = 1
+    devices: Devices = "auto"
+
+
+class Train(Section):
+    """A training run; exactly one of `steps` and `tokens` is set, and ends the run."""
+
+    run: Name = "main"
+    seed: Natural = Field(default=1, le=2**63 - 1)
+    steps: Positive | None = None
+    tokens: Positive | None = None
+    start_when: StartWhen = StartWhen()
+    init_from: FilePath | None = None  # a checkpoint whose parameters a new run begins with
+    model: ModelShape
+    seq_len: Positive = Field(default=2048, ge=2, le=2**20)
+    global_batch: Positive = 128
+    micro_batch: AutoOrCount = "auto"
+    precision: Precision = "auto"
+    deterministic: Flag = False
+    compile: Literal["auto", "blocks", "none"] = "auto"  # auto: blocks on a GPU
+    recompute: Literal["none", "blocks"] = "none"  # of activations, in the backward pass
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
+    launcher: Launcher = Launcher()
+    command: tuple[Text, ...] | None = None
+    on_checkpoint: Text | None = None  # a command for each proven checkpoint, in words as a shell reads them
+    on_checkpoint_limit: PositiveSeconds = 3600.0  # then it is ended
+
+    @property
+    def hook(self) -> tuple[str, ...]:
+        """The words of `on_checkpoint`; no shell runs them. Raises ValueError for a quote without its end."""
+        return tuple(shlex.split(self.on_checkpoint or ""))
+
+    @property
+    def horizon(self) -> int:
+        """The run's last step: `steps`, or the number of whole batches in `tokens` (at least 1)."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, (self.tokens or 0) // (self.seq_len * self.global_batch))
+
+    def tokens_per_parameter(self, vocab_size: int) -> float:
+        """Returns the tokens of the whole run for each parameter."""
+        tokens = self.horizon * self.seq_len * self.global_batch
+        return tokens / self.model.parameters(vocab_size)
