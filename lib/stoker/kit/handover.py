@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker.kit.process import ProcessId
 from stoker.store.errors import Transient
+from stoker.store.record import parse_json
 
 VARIABLE = "STOKER_HANDOVER"  # "<pid> <descriptor>": whose it is, and the memfd
 STDERR = 2
@@ -39,7 +40,7 @@ def take_over() -> Handover | None:
     if pid != str(os.getpid()):
         return None
     with open(int(memory), "rb") as stream:  # noqa: PTH123 - a descriptor
-        body = json.loads(stream.read())
+        body = parse_json(stream.read())
     handover = Handover(**body)
     for descriptor in handover.descriptors.values():
         os.set_inheritable(descriptor, False)
