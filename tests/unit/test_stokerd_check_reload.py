@@ -44,6 +44,7 @@ def test_the_keys_that_changed_are_named(tmp_path: Path) -> None:
         ("train__run", "other"),
         ("train__seed", 2),
         ("train__model__layers", 9),
+        ("train__seq_len", 128),
     ],
 )
 def test_what_a_running_daemon_cannot_change_is_refused_with_its_line(

@@ -25,7 +25,7 @@ from stoker.supervise.state import read_state
 FIXED = ("name", "state", "metrics")
 FIXED_IN_RUN = (
     *("hot", "dataset.name", "dataset.version"),
-    *("train.run", "train.seed", "train.init_from", "train.model", "train.optimizer.name"),
+    *("train.run", "train.seed", "train.init_from", "train.model", "train.seq_len", "train.optimizer.name"),
 )
 
 
