@@ -37,8 +37,8 @@ def halted_sealer(run: TrainPipeline) -> ProcessId | None:
         ("half-20", "trainer"),
         ("begun-20", "sealer"),
         ("begun-20", "guard"),
-        ("begun-20", "trainer guard"),
-        ("half-20", "trainer guard sealer"),
+        ("begun-20", "guard trainer"),  # else the guard may let the sealer go on
+        ("half-20", "guard trainer sealer"),
     ],
 )
 def test_with_a_save_in_flight_a_kill_costs_at_most_that_save(

@@ -125,8 +125,8 @@ def test_a_long_evaluation_goes_on_and_a_heartbeat_without_progress_is_stopped_w
     finally:
         assert daemon.stop() == 0
     first, second = [event for event in run.events("stacks_taken") if event["launch"] == ended["launch"]]
-    assert first["step"] == second["step"] == 12 and "_talk_for_ever" in second["at"]
-    assert (first["ranks"], second["is_as_before"]) == (1, True)
+    assert first["step"] == second["step"] == 12
+    assert first["ranks"] == second["ranks"] == 1
     report = Path(first["file"]).read_text()
     assert report.count("== 2") == 2 and report.count("in _talk_for_ever") == 2
     assert report.count("-- processes") == 2
