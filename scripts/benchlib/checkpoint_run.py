@@ -14,13 +14,13 @@ import torch
 from stoker.checkpoints.handover import Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.checkpoints.seal import tensor_files
-from stoker.training.device import Compute
-from stoker.training.model import Model, initialize
-from stoker.training.optimizer import AdamW
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 from stoker.training.saving import TensorCopier
-from stoker.training.shape import Shape
 from stoker.training.state import model_tensors, named
-from stoker.training.step import Stepper
+from stoker.training.steps.device import Compute
+from stoker.training.steps.optimizer import AdamW
+from stoker.training.steps.step import Stepper
 
 SHAPE = Shape(16384, 64, 12, 768, 12, 12, 2048, 10000.0, 1e-5, True)  # 97.5 M parameters
 STEPS = int(os.environ.get("STOKER_BENCH_STEPS", "12"))  # before each save, and after its seal

@@ -16,10 +16,10 @@ from stoker.plan.windows import SegmentReader
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
 from stoker.training.loop import Training
-from stoker.training.model import Model, initialize
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.schedule import Schedule
-from stoker.training.shape import Shape
+from stoker.training.steps.schedule import Schedule
 
 
 class Turns(Protocol):

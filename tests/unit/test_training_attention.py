@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.training.attention import Attention, DocumentMask, Documents, attend, rotary_tables
-from stoker.training.model import Model, initialize
-from stoker.training.shape import Shape
+from stoker.training.model.attention import Attention, DocumentMask, Documents, attend, rotary_tables
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 
 EOT = 7
 SHAPE = Shape(

@@ -10,7 +10,7 @@ import pytest
 from stoker.plan.positions import START, Position
 from stoker.plan.windows import Windows
 from stoker.store.errors import DataError
-from stoker.training.batches import Batch, Batches
+from stoker.training.data.batches import Batch, Batches
 from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker.store.errors import ConfigError, DataError, LockHeld, NoMemory, NonFinite, StorageError
-from stoker.training.failures import exit_code
+from stoker.training.steps.failures import exit_code
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from stoker.config.schema_train import ModelShape
-from stoker.training.figures import Figures, allocation_retries, peak_memory_bytes
-from stoker.training.flops import PEAK_TFLOPS, matmul_parameters, peak_flops, step_flops
-from stoker.training.model import Model
-from stoker.training.shape import Shape
+from stoker.training.model.flops import PEAK_TFLOPS, matmul_parameters, peak_flops, step_flops
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model
+from stoker.training.steps.figures import Figures, allocation_retries, peak_memory_bytes
 
 CPU = torch.device("cpu")
 VOCAB, WIDTH, LAYERS, FFN = 50, 8, 3, 20

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.training.model import Model, Shape, initialize
+from stoker.training.model.transformer import Model, Shape, initialize
 
 SHAPE = Shape(600, 32, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
 CHUNK = 20  # divides neither of the batches below

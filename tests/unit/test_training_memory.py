@@ -16,18 +16,18 @@ import torch
 from stoker.checkpoints.handover import Sealer
 from stoker.store.errors import NoMemory, Transient
 from stoker.store.record import write_record
-from stoker.training import trial
-from stoker.training.device import Compute, check_card
 from stoker.training.evaluate import evaluate
 from stoker.training.launch import read_launch
 from stoker.training.load import load
-from stoker.training.memory import Pressure, while_it_fits, windows_a_pass
-from stoker.training.model import Model, initialize
-from stoker.training.optimizer import AdamW
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.shape import Shape
-from stoker.training.step import Stepper, add_gradients
-from stoker.training.trial import fitting, pass_bytes
+from stoker.training.steps import trial
+from stoker.training.steps.device import Compute, check_card
+from stoker.training.steps.memory import Pressure, while_it_fits, windows_a_pass
+from stoker.training.steps.optimizer import AdamW
+from stoker.training.steps.step import Stepper, add_gradients
+from stoker.training.steps.trial import fitting, pass_bytes
 from support.trainer_run import SEQ_LEN, Inbox, TrainerRun
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -127,7 +127,7 @@ def test_a_result_that_runs_out_of_memory_is_told_before_the_update(monkeypatch:
     model, plain = hungry(most=100), hungry(most=100)
     stepper_of(plain).begin(torch.split(windows, 2), 0.1)
     stepper, results = stepper_of(model), [too_much, lambda: None]
-    monkeypatch.setattr("stoker.training.step.Begun", lambda *_: results.pop(0)())
+    monkeypatch.setattr("stoker.training.steps.step.Begun", lambda *_: results.pop(0)())
     while_it_fits(
         lambda size: stepper.begin(torch.split(windows, size), 0.1), 4, lambda size: model.zero_grad()
     )

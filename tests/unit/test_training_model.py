@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from stoker.store.errors import ConfigError
-from stoker.training.attention import KVCache, RMSNorm, rotary_tables, rotate
-from stoker.training.model import Model, initialize
-from stoker.training.shape import Shape
+from stoker.training.model.attention import KVCache, RMSNorm, rotary_tables, rotate
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 
 SHAPE = Shape(
     vocab_size=50,

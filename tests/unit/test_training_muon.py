@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.training.model import Model, Shape, initialize
-from stoker.training.muon import Muon, momentum_at
-from stoker.training.optimizer import AdamW
+from stoker.training.model.transformer import Model, Shape, initialize
+from stoker.training.steps.muon import Muon, momentum_at
+from stoker.training.steps.optimizer import AdamW
 
 SHAPE = Shape(40, 12, 2, 16, 4, 2, 24, 10000.0, 1e-5, False, qk_norm=True)
 HEIGHTS = {"qkv": (16, 8, 8), "gate_up": (24, 24)}

@@ -13,9 +13,10 @@ import torch
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import write_record
 from stoker.supervise.run.numerics_record import LEGACY, differences, is_known, of_checkpoint, was_halved
-from stoker.training import device, numerics
+from stoker.training import numerics
 from stoker.training.launch import Launch, read_launch
 from stoker.training.numerics import resolve
+from stoker.training.steps import device
 from support.trainer_run import TrainerRun
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -11,8 +11,8 @@ import torch
 
 from stoker.plan.positions import START, Position
 from stoker.store.errors import DataError
-from stoker.training.batches import Batches
-from stoker.training.prefetch import Prefetcher
+from stoker.training.data.batches import Batches
+from stoker.training.data.prefetch import Prefetcher
 from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
 from support.waiting import wait_until
 

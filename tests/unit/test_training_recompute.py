@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from stoker.training.attention import DocumentMask
-from stoker.training.model import Model, initialize
-from stoker.training.shape import Shape
+from stoker.training.model.attention import DocumentMask
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 
 SHAPE = Shape(50, 32, 3, 32, 4, 2, 48, 1e4, 1e-5, tie_embeddings=True, qk_norm=True, document_mask=True)
 
@@ -67,10 +67,10 @@ def test_an_evaluation_computes_each_block_once() -> None:
 def test_a_trainer_loads_no_schema_and_a_step_with_recomputation_no_compiler() -> None:
     code = (
         "import sys, torch, stoker.training.trainer, stoker.training.load; "
-        "from stoker.training.model import Model, Shape; "
+        "from stoker.training.model.transformer import Model, Shape; "
         "model = Model(Shape(9, 8, 1, 8, 2, 2, 8, 1e4, 1e-5, True)); model.recompute = True; "
-        "from stoker.training.muon import Muon; from stoker.training.step import Stepper; "
-        "from stoker.training.device import Compute; "
+        "from stoker.training.steps.muon import Muon; from stoker.training.steps.step import Stepper; "
+        "from stoker.training.steps.device import Compute; "
         "optimizer = Muon(model.named_parameters(), model.shape, betas=(0.9, 0.95), weight_decay=0.1); "
         "stepper = Stepper(model, optimizer, Compute(torch.device('cpu'), bf16=False), clip=1.0); "
         "stepper.begin([torch.zeros((1, 9), dtype=torch.long)], 0.1).result(); "

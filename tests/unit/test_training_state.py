@@ -22,19 +22,20 @@ from stoker.cli.which_run import checkpoints_at
 from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, NonFinite, StorageError, UsageError
 from stoker.store.record import write_record
-from stoker.training import device, state
+from stoker.training import state
 from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
 from stoker.training.loop import Training
-from stoker.training.model import Model, initialize
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 from stoker.training.numerics import resolve
-from stoker.training.optimizer import AdamW
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.sampling import Sampling, TextModel, pick
 from stoker.training.saving import TensorCopier, contents, log_up_to
-from stoker.training.shape import Shape
 from stoker.training.state import Progress
+from stoker.training.steps import device
+from stoker.training.steps.optimizer import AdamW
 from support.trainer_run import SEQ_LEN, VOCAB, Inbox, TrainerRun
 
 CPU = device.Compute(torch.device("cpu"), bf16=False)

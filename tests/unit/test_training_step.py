@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.training.device import Compute, most_windows
-from stoker.training.model import Model, initialize
-from stoker.training.muon import Muon
-from stoker.training.optimizer import AdamW, Optimizer
-from stoker.training.schedule import Schedule
-from stoker.training.shape import Shape
-from stoker.training.step import Stepper, clip_gradients
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
+from stoker.training.steps.device import Compute, most_windows
+from stoker.training.steps.muon import Muon
+from stoker.training.steps.optimizer import AdamW, Optimizer
+from stoker.training.steps.schedule import Schedule
+from stoker.training.steps.step import Stepper, clip_gradients
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)

@@ -22,12 +22,12 @@ from stoker.kit.lock import Lock
 from stoker.store.errors import DataError, LockHeld, StorageError, UnknownFormat
 from stoker.store.files import make_dir, remove_tree
 from stoker.store.record import read_record, write_record
-from stoker.training.device import Compute
-from stoker.training.failures import is_out_of_memory
 from stoker.training.launch import Launch
-from stoker.training.memory import windows_a_pass
-from stoker.training.model import Model
+from stoker.training.model.transformer import Model
 from stoker.training.numerics import MACHINE, Numerics
+from stoker.training.steps.device import Compute
+from stoker.training.steps.failures import is_out_of_memory
+from stoker.training.steps.memory import windows_a_pass
 
 # One size of micro-batch, with and without gradients, is two; each length in the plan has its own.
 MOST_GRAPHS = 64

@@ -14,9 +14,9 @@ import torch
 
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
-from stoker.training.device import Compute
-from stoker.training.memory import while_it_fits
-from stoker.training.model import Model
+from stoker.training.model.transformer import Model
+from stoker.training.steps.device import Compute
+from stoker.training.steps.memory import while_it_fits
 
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 

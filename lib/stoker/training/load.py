@@ -12,22 +12,23 @@ from stoker.checkpoints.handover import Sealer
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.log import GENESIS
-from stoker.training import device, state
-from stoker.training.attention import DocumentMask
-from stoker.training.batches import Batches
-from stoker.training.device import Compute
+from stoker.training import state
+from stoker.training.data.batches import Batches
 from stoker.training.evaluate import open_heldout
 from stoker.training.launch import Launch
 from stoker.training.loop import Training
 from stoker.training.metrics_log import MetricsLog
-from stoker.training.model import Model, initialize
-from stoker.training.muon import Muon
+from stoker.training.model.attention import DocumentMask
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model, initialize
 from stoker.training.numerics import resolve
-from stoker.training.optimizer import AdamW, Optimizer
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.shape import Shape
 from stoker.training.state import Progress
-from stoker.training.trial import fitting
+from stoker.training.steps import device
+from stoker.training.steps.device import Compute
+from stoker.training.steps.muon import Muon
+from stoker.training.steps.optimizer import AdamW, Optimizer
+from stoker.training.steps.trial import fitting
 
 
 def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Training:

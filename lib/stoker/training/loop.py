@@ -22,23 +22,23 @@ from stoker.checkpoints.saver import Saver
 from stoker.store.errors import ConfigError, NonFinite
 from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
-from stoker.training.batches import Batches
 from stoker.training.compile import CompileCache, compile_blocks
-from stoker.training.device import Compute
+from stoker.training.data.batches import Batches
+from stoker.training.data.prefetch import Prefetcher, Prepared
 from stoker.training.evaluate import evaluate
-from stoker.training.figures import Figures
 from stoker.training.launch import Launch
-from stoker.training.memory import Pressure, free_caches, while_it_fits, windows_a_pass
 from stoker.training.metrics_log import MetricsLog
-from stoker.training.model import Model
+from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
-from stoker.training.optimizer import Optimizer
-from stoker.training.prefetch import Prefetcher, Prepared
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.saving import TensorCopier, contents
-from stoker.training.schedule import Schedule
 from stoker.training.state import Progress
-from stoker.training.step import Begun, Stepper, StepResult
+from stoker.training.steps.device import Compute
+from stoker.training.steps.figures import Figures
+from stoker.training.steps.memory import Pressure, free_caches, while_it_fits, windows_a_pass
+from stoker.training.steps.optimizer import Optimizer
+from stoker.training.steps.schedule import Schedule
+from stoker.training.steps.step import Begun, Stepper, StepResult
 
 PLAN_POLL_S = 0.2
 PLAN_WORD_S = 1.0

@@ -23,7 +23,7 @@ from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import write_atomic
 from stoker.store.record import parse_json
-from stoker.training.shape import Shape
+from stoker.training.model.shape import Shape
 
 FILE_BYTES = 5 * 10**9  # as transformers splits
 SMALL_FILES_BYTES = 32 << 20  # more than a tokenizer and the configuration take

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
-from stoker.training.attention import KVCache
-from stoker.training.model import Model
-from stoker.training.shape import Shape
+from stoker.training.model.attention import KVCache
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model
 from stoker.training.state import load_parameters, read_json
 
 COLD = 1e-6  # a lower temperature would divide by what float32 holds as 0

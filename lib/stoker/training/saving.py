@@ -20,10 +20,10 @@ from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.log import GENESIS
 from stoker.training.launch import Launch
-from stoker.training.model import Model
+from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
-from stoker.training.optimizer import Optimizer
 from stoker.training.state import Progress, model_tensors, named, random_state
+from stoker.training.steps.optimizer import Optimizer
 
 
 def contents(

@@ -25,7 +25,7 @@ from stoker.store.record import parse_json
 from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
 from stoker.supervise.run.origin import Origin, prove_origin
 from stoker.training.launch import Launch
-from stoker.training.optimizer import Optimizer
+from stoker.training.steps.optimizer import Optimizer
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 

@@ -20,9 +20,9 @@ from stoker.kit.exec import set_death_signal
 from stoker.kit.lock import Lock
 from stoker.kit.relay import tolerate_lost_reader
 from stoker.store.errors import NonFinite, StokerError
-from stoker.training.failures import exit_code
 from stoker.training.launch import Launch, read_launch
 from stoker.training.protocol import Protocol, Stop, StopAsked, dumps_stacks
+from stoker.training.steps.failures import exit_code
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:

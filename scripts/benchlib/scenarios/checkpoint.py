@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from benchlib.checkpoint_run import SHAPE
 from benchlib.runner import Measures, Scenario, Series
-from stoker.training.model import Model
+from stoker.training.model.transformer import Model
 
 INTERVAL_S = 60.0
 MOST_OF_DD = 1.5

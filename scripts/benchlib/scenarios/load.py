@@ -17,7 +17,7 @@ from benchlib.runner import Measures, Scenario, Series
 from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.positions import START
 from stoker.store.files import canonical_json
-from stoker.training.batches import Batches
+from stoker.training.data.batches import Batches
 
 SETS, SET_TOKENS = 4, 32_000_000
 VOCAB, SEQ_LEN, BATCH = 50_257, 2048, 32

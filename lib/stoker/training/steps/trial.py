@@ -9,12 +9,12 @@ import torch
 
 from stoker.observe.machine import MemoryWatch
 from stoker.store.errors import NoMemory
-from stoker.training.device import Compute, divisors
-from stoker.training.failures import is_out_of_memory, words_of
-from stoker.training.memory import Pressure, free_caches
-from stoker.training.model import Model
-from stoker.training.shape import Shape
-from stoker.training.step import add_gradients
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model
+from stoker.training.steps.device import Compute, divisors
+from stoker.training.steps.failures import is_out_of_memory, words_of
+from stoker.training.steps.memory import Pressure, free_caches
+from stoker.training.steps.step import add_gradients
 
 FLOAT_BYTES = 4
 PLENTY = 4  # times what a pass is estimated to take: then it is not tried

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.training.flops import matmul_parameters, peak_flops, step_flops
-from stoker.training.model import Model
+from stoker.training.model.flops import matmul_parameters, peak_flops, step_flops
+from stoker.training.model.transformer import Model
 
 
 class Figures:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stoker.training.device import Compute
-from stoker.training.memory import not_repeated
-from stoker.training.model import Model
-from stoker.training.optimizer import Optimizer
+from stoker.training.model.transformer import Model
+from stoker.training.steps.device import Compute
+from stoker.training.steps.memory import not_repeated
+from stoker.training.steps.optimizer import Optimizer
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:

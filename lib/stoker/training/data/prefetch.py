@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stoker.plan.positions import Position
-from stoker.training.batches import Batches
+from stoker.training.data.batches import Batches
 
 AHEAD = 2  # batches ready while a step is computed
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.training.shape import Shape
+from stoker.training.model.shape import Shape
 
 
 class RMSNorm(nn.Module):

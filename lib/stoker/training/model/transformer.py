@@ -13,10 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.training.attention import Attention, DocumentMask, Documents, KVCache, RMSNorm, rotary_tables
-from stoker.training.loss import loss_sum, losses
-from stoker.training.recompute import recomputed
-from stoker.training.shape import Shape
+from stoker.training.model.attention import (
+    Attention,
+    DocumentMask,
+    Documents,
+    KVCache,
+    RMSNorm,
+    rotary_tables,
+)
+from stoker.training.model.loss import loss_sum, losses
+from stoker.training.model.recompute import recomputed
+from stoker.training.model.shape import Shape
 
 
 class SwiGLU(nn.Module):

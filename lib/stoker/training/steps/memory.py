@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from stoker.store.errors import NoMemory
-from stoker.training.failures import is_out_of_memory, words_of
-from stoker.training.figures import allocation_retries
+from stoker.training.steps.failures import is_out_of_memory, words_of
+from stoker.training.steps.figures import allocation_retries
 
 RETRIED_STEPS = 3  # in a row: memory is so short that each step waits for the driver
 

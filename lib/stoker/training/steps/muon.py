@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import _muon
 
-from stoker.training.optimizer import AdamW
-from stoker.training.shape import Shape
+from stoker.training.model.shape import Shape
+from stoker.training.steps.optimizer import AdamW
 
 FIRST_MOMENTUM, MOMENTUM, WARM_UP_STEPS = 0.85, 0.95, 300  # as in Jordan's modded-nanogpt
 COEFFICIENTS = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)

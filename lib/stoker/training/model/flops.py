@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.training.model import Model
-from stoker.training.shape import Shape
+from stoker.training.model.shape import Shape
+from stoker.training.model.transformer import Model
 
 # Dense bf16 tensor operations with float32 sums, in TFLOP/s, by the name that the driver tells. NVIDIA's data
 # sheets and architecture white papers; where those tell the rate with sparsity alone, half of that. The rates
