@@ -271,6 +271,7 @@ def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:
     for asks, key, text in (
         (train.launcher.processes > 1, "train.launcher.processes", "trains in one process only; write 1"),
         (train.command is not None, "train.command", "starts its own trainer only; write null"),
+        (train.external is not None, "train.external", "starts its own trainer only; write null"),
         (pipeline.notify, "notify", "sends no notifications yet; write []"),
     ):
         yield asks, key, f"this version {text}"

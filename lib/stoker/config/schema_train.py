@@ -120,6 +120,18 @@ class Launcher(Section):
     devices: Devices = "auto"
 
 
+class External(Section):
+    """A trainer of the user's own, beside `command`: see docs/trainers.md for what each level promises."""
+
+    # client: its output and files are read, and what it tells by the client counts; full: it does all that the
+    # built-in trainer does, with the plan, and seals its own checkpoints
+    protocol: Literal["client", "full"] = "client"
+    directory: FilePath | None = None  # where it runs; None: in the pipeline file's directory
+    step: Text | None = "auto"  # of its output: known lines, a regular expression, or None: nothing is read
+    checkpoints: Text | None = None  # a glob, from `directory`
+    resume: tuple[Text, ...] = ()  # added to the command at a resume, with {path} and {step} filled in
+
+
 class Train(Section):
     """A training run; exactly one of `steps` and `tokens` is set, and ends the run."""
 
@@ -142,9 +154,16 @@ class Train(Section):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     launcher: Launcher = Launcher()
-    command: tuple[Text, ...] | None = None
+    command: tuple[Text, ...] | None = None  # a trainer of the user's own
+    external: External | None = None
     on_checkpoint: Text | None = None  # a command for each proven checkpoint, in words as a shell reads them
     on_checkpoint_limit: PositiveSeconds = 3600.0  # then it is ended
+
+    @property
+    def foreign(self) -> External | None:
+        """How a trainer is supervised that reads no plan and seals nothing; None for one that does."""
+        external = self.external or External()
+        return external if self.command is not None and external.protocol == "client" else None
 
     @property
     def hook(self) -> tuple[str, ...]:
