@@ -123,7 +123,7 @@ class Launcher(Section):
 class External(Section):
     """A trainer of the user's own, beside `command`: see docs/trainers.md for what each level promises."""
 
-    # client: its output and files are read, and what it tells by the client counts; full: it does all that the
+    # client: its output and files are read, and what it tells by the client; full: it does all that the
     # built-in trainer does, with the plan, and seals its own checkpoints
     protocol: Literal["client", "full"] = "client"
     directory: FilePath | None = None  # where it runs; None: in the pipeline file's directory
