@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.config.schema import PhaseLimits, Supervise
 from stoker.kit.process import ProcessId
 from stoker.supervise import actions as do
 from stoker.supervise.decide import health
@@ -16,7 +17,8 @@ from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Trainer
 
-HANG_S = 900.0
+POLICY = Supervise(hang_limit=900.0)
+HANG_S = POLICY.hang_limit
 DAY_S = 86_400
 Script = Iterator[tuple[float, str]]
 
@@ -45,12 +47,32 @@ Script = Iterator[tuple[float, str]]
 def test_a_time_without_progress_is_judged_by_phase_step_time_and_work(
     phase: str, quiet_s: float, still_s: float, p99_s: float | None, state: str
 ) -> None:
-    assert judge(phase, quiet_s=quiet_s, still_s=still_s, p99_s=p99_s, hang_s=HANG_S)[0] == state
+    assert judge(phase, quiet_s=quiet_s, still_s=still_s, p99_s=p99_s, policy=POLICY)[0] == state
 
 
 def test_a_short_hang_limit_is_obeyed_and_suspected_before() -> None:
-    assert judge("train", quiet_s=6, still_s=0, p99_s=0.1, hang_s=5.0)[0] == "stop"
-    assert judge("train", quiet_s=3, still_s=0, p99_s=0.1, hang_s=5.0)[0] == "suspect"
+    short = Supervise(hang_limit=5.0)
+    assert judge("train", quiet_s=6, still_s=0, p99_s=0.1, policy=short)[0] == "stop"
+    assert judge("train", quiet_s=3, still_s=0, p99_s=0.1, policy=short)[0] == "suspect"
+
+
+OWN = {"load": 100.0, "compile": 5000.0, "eval": 200.0, "checkpoint": 2000.0, "wait_data": 300.0}
+
+
+@pytest.mark.parametrize(("phase", "limit_s"), [(name.replace("_", "-"), own) for name, own in OWN.items()])
+def test_a_phase_with_a_limit_of_its_own_has_it_instead_of_the_hang_limit(phase: str, limit_s: float) -> None:
+    own = Supervise(hang_limit=900.0, limits=PhaseLimits(**OWN))
+    judged = [judge(phase, quiet_s=limit_s + late, still_s=0, p99_s=1.0, policy=own)[0] for late in (-1, 0)]
+    assert judged == ["suspect", "stop"]
+    assert judge("train", quiet_s=899, still_s=0, p99_s=1.0, policy=own)[0] == "suspect"  # as ever
+
+
+def test_how_long_a_step_may_be_idle_can_be_set() -> None:
+    patient = Supervise(limits=PhaseLimits(idle=240.0))
+    verdicts = [
+        judge("train", quiet_s=s, still_s=s, p99_s=1.0, policy=patient)[0] for s in (79, 80, 239, 240)
+    ]
+    assert verdicts == ["alive", "suspect", "suspect", "stop"]
 
 
 def begun() -> Script:
@@ -72,7 +94,7 @@ def stopped_after(script: Script, *, lacks_data: bool = False) -> float | None:
 
     def is_stopped() -> bool:
         awake = trainer.believed() if lacks_data and trainer.view.phase == "wait-data" else trainer
-        actions = health(replace(awake, stillness=Stillness(now, now)), HANG_S, now)
+        actions = health(replace(awake, stillness=Stillness(now, now)), POLICY, now)
         return any(isinstance(action, do.StopTrainer) for action in actions)
 
     for seconds, said in script:
@@ -161,4 +183,4 @@ def test_a_machine_that_slept_is_no_reason_to_stop() -> None:
     trainer = trainer.after_words([b"LAUNCH=a\nPHASE=eval"], 2.0).after_words(
         [b"LAUNCH=a\nPHASE=train"], 500.0
     )
-    assert not health(trainer.excused(9000.0), HANG_S, 9001.0)
+    assert not health(trainer.excused(9000.0), POLICY, 9001.0)

@@ -18,6 +18,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.health.exits import ExitClass
+from stoker.supervise.health.liveness import limit_s
 from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.goodput import BUCKETS
 from stoker.supervise.run.progress import waiting_words
@@ -82,7 +83,7 @@ FIGURES = (
     Figure("audit_findings", "What the last kept audit found.", "figures.audit.findings"),
     Figure("audit_timestamp_seconds", "When it was made.", "figures.audit.at"),
     Figure("config_checkpoint_interval_seconds", "Time between two checkpoints.", "figures.config.every_s"),
-    Figure("config_hang_limit_seconds", "When a trainer without a step is ended.", "figures.config.hang_s"),
+    Figure("config_hang_limit_seconds", "When a trainer without progress is ended.", "figures.config.hang_s"),
     Figure("config_stop_time_seconds", "How long a trainer may take to save.", "figures.config.stop_s"),
     Figure("config_hold_seconds", "How long the plan waits for a file.", "figures.config.hold_s"),
     Figure("config_no_progress_launches", "Fruitless launches that halt the run.", "figures.config.launches"),
@@ -171,7 +172,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "mirror_up": run.mirror and run.mirror.trouble is None,
         "config": {
             "every_s": train.checkpoint.every,
-            "hang_s": supervise.hang_limit,
+            "hang_s": limit_s(supervise, shown["phase"] or "train"),
             "stop_s": supervise.stop_time,
             "hold_s": run.pipeline.plan.hold,
             "launches": supervise.no_progress_launches,

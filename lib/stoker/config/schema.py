@@ -158,11 +158,23 @@ class BackoffPolicy(Section):
     most: PositiveSeconds = 600.0
 
 
+class PhaseLimits(Section):
+    """The longest time without progress in one phase of the trainer; None: `supervise.hang_limit`."""
+
+    load: PositiveSeconds | None = None
+    compile: PositiveSeconds | None = None  # None: twice hang_limit, at least 30 minutes
+    eval: PositiveSeconds | None = None
+    checkpoint: PositiveSeconds | None = None
+    wait_data: PositiveSeconds | None = None  # only while the plan has a batch for it
+    idle: PositiveSeconds = 60.0  # a step without CPU time and I/O, unless steps are slow; suspect at a third
+
+
 class Supervise(Section):
     """Limits for the trainer: time to stop, time without progress, failed launches in a row."""
 
     stop_time: PositiveSeconds = 300.0
     hang_limit: PositiveSeconds = 900.0
+    limits: PhaseLimits = PhaseLimits()
     no_progress_launches: Positive = 5
     skips_in_1000_steps: Natural = 3  # of windows that make a step not finite
     backoff: BackoffPolicy = BackoffPolicy()

@@ -244,12 +244,10 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
         return (do.StopTrainer(kill_guard=True),) if is_stuck else (do.Wait(""),)
     if seen.is_stopping or seen.held or run.rollbacks:
         return (do.StopTrainer(),)
-    return health(trainer, policy.hang_limit, now) or (
-        (do.KeepBooks(),) if now >= run.keep_at else (do.Wait(""),)
-    )
+    return health(trainer, policy, now) or ((do.KeepBooks(),) if now >= run.keep_at else (do.Wait(""),))
 
 
-def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
+def health(trainer: Trainer, policy: Supervise, now: float) -> Actions:
     """Suspects a trainer that shows no progress, and stops it once its silence exceeds the limit."""
     view = trainer.view
     verdict, why = judge(
@@ -257,7 +255,7 @@ def health(trainer: Trainer, hang_s: float, now: float) -> Actions:
         quiet_s=view.quiet_s(now),
         still_s=now - trainer.stillness.worked_at,
         p99_s=trainer.step_times.p99_s(),
-        hang_s=hang_s,
+        policy=policy,
     )
     if verdict == "stop":
         return (do.StopTrainer(hung=why),)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stoker.config.schema import Supervise
 from stoker.kit.process import sample_process
 from stoker.supervise.health.trainer_protocol import Moment
 
-SUSPECT_S = 20.0
-STOP_S = 60.0
 COMPILE_S = 1800.0  # compiling a large model takes longer than any step
 WINDOW_STEPS = 512  # an hour of seven-second steps; one slow step in a hundred leaves the p99 as it is
 IDLE_SHARE = 0.01  # a sleeping interpreter's housekeeping threads stay well below a hundredth of a core
@@ -25,27 +24,35 @@ GONE = (FileNotFoundError, ProcessLookupError, PermissionError)  # the process e
 State = Literal["alive", "suspect", "stop"]
 
 
+def limit_s(policy: Supervise, phase: str) -> float:
+    """Returns the longest time without progress in a phase, in seconds, whatever work is done."""
+    own_s: float | None = getattr(policy.limits, phase.replace("-", "_"), None)
+    if own_s is not None:
+        return own_s
+    return max(2 * policy.hang_limit, COMPILE_S) if phase == "compile" else policy.hang_limit
+
+
 def judge(
-    phase: str, *, quiet_s: float, still_s: float, p99_s: float | None, hang_s: float
+    phase: str, *, quiet_s: float, still_s: float, p99_s: float | None, policy: Supervise
 ) -> tuple[State, str]:
     """Returns the verdict on a trainer, and why; call it after all its messages are read.
 
     Seconds without progress in this phase (`quiet_s`) and since the last work of its processes (`still_s`);
-    `p99_s` is the step time, `hang_s` the configured limit, which each phase has for itself. Only `train` has
-    shorter limits, which follow the step time: in other phases a single fsync or a first kernel may take
-    minutes without a sign of life. A wait for data that is believed is no time without progress.
+    `p99_s` is the step time. Each phase has its limit for itself. Only `train` has shorter limits, which
+    follow the step time: in other phases a single fsync or a first kernel may take minutes without a sign of
+    life. A wait for data that is believed is no time without progress.
     """
-    limit_s = max(2 * hang_s, COMPILE_S) if phase == "compile" else hang_s
-    if quiet_s >= limit_s:
-        return "stop", f"in phase {phase} for {quiet_s:.0f} s without progress (the limit is {limit_s:g} s)"
+    longest_s, idle_s = limit_s(policy, phase), policy.limits.idle
+    if quiet_s >= longest_s:
+        return "stop", f"in phase {phase} for {quiet_s:.0f} s without progress (the limit is {longest_s:g} s)"
     if phase != "train":
-        is_late, why = quiet_s >= limit_s / 2, f"no progress in phase {phase} for {quiet_s:.0f} s"
+        is_late, why = quiet_s >= longest_s / 2, f"no progress in phase {phase} for {quiet_s:.0f} s"
         return ("suspect", why) if is_late else ("alive", "")
     step_s = p99_s or 0.0
-    stop_s = max(STOP_S, 10 * step_s)
+    stop_s = max(idle_s, 10 * step_s)
     if quiet_s >= stop_s and still_s >= stop_s:
         return "stop", f"no step for {quiet_s:.0f} s, and no CPU time or I/O in its tree for {still_s:.0f} s"
-    if quiet_s >= min(max(SUSPECT_S, 5 * step_s), limit_s / 2):
+    if quiet_s >= min(max(idle_s / 3, 5 * step_s), longest_s / 2):
         return "suspect", f"no step for {quiet_s:.0f} s; the slowest of a hundred takes {step_s:.1f} s"
     return "alive", ""
 
