@@ -42,6 +42,7 @@ COMMANDS = {
         "export_model",
         "Write a checkpoint's model for Hugging Face transformers.",
     ),
+    "client": ("stoker.cli.runs.client", "client", "Print the client for a trainer of your own."),
     "export": ("stoker.cli.data.export", "export", "Write shard sets in other trainers' formats."),
     "import": ("stoker.cli.data.import_", "import_", "Import tokens that another tool made."),
     "memory": ("stoker.cli.memory.group", "memory", "Record, show and diagnose what memory is taken."),
