@@ -17,7 +17,7 @@ from stoker.training.launch import read_launch
 from stoker.training.load import load
 from stoker.training.loop import Training
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.state import load_tensors, read_json
+from stoker.training.state import SavedState, load_tensors, read_json
 from support.trainer_run import TrainerRun
 
 
@@ -41,7 +41,7 @@ def training_of(
 
 
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
-    return load_tensors(checkpoint, read_json(checkpoint / "checkpoint.json"), "")
+    return load_tensors(SavedState(checkpoint, read_json(checkpoint / "checkpoint.json")), "")
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from stoker.training.load import load
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model, initialize
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.steps import trial
+from stoker.training.steps import memory, trial
 from stoker.training.steps.device import Compute, check_card
 from stoker.training.steps.memory import Pressure, while_it_fits, windows_a_pass
 from stoker.training.steps.optimizer import AdamW
@@ -326,11 +326,7 @@ def test_windows_of_another_length_make_passes_of_at_most_as_many_tokens() -> No
 
 def test_three_steps_in_a_row_with_retries_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     retries = iter([3, 3, 4, 6, 6, 7, 8, 9, 10])
-    monkeypatch.setattr(Pressure, "retries", property(lambda self: next(retries)))
+    monkeypatch.setattr(memory, "allocation_retries", lambda device: next(retries))
     pressure = Pressure(torch.device("cuda"))
     asked = [pressure.is_too_high() for _ in range(8)]
     assert asked == [False, False, False, False, False, False, True, False]
-
-
-def test_a_cpu_has_no_retries() -> None:
-    assert Pressure(CPU.device).retries == 0

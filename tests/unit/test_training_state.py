@@ -85,8 +85,9 @@ def test_a_saved_state_is_restored_bit_for_bit(run: TrainerRun) -> None:
 
     other, its_optimizer = trained(launch, seed=2)
     its_optimizer.steps = 99
-    body = state.read_checkpoint(path, launch)
-    assert state.restore(path, body, other, its_optimizer) == progress
+    saved_state = state.read_checkpoint(path, launch)
+    assert saved_state.progress == progress
+    state.restore(saved_state, other, its_optimizer)
     assert its_optimizer.steps == 3
     saved = state.model_tensors(model) | optimizer.tensors()
     restored = state.model_tensors(other) | its_optimizer.tensors()
@@ -213,9 +214,7 @@ def test_the_held_out_loss_is_the_mean_over_windows_with_its_standard_error(run:
     model, _ = trained(launch)
     held = launch.heldout
     assert held is not None
-    windows = open_heldout(
-        held.file, sha256=held.sha256, windows=held.windows, seq_len=SEQ_LEN, dtype="uint16"
-    )
+    windows = open_heldout(held, "uint16")
     found = evaluate(model, windows, compute=CPU, micro_batch=4)
     with torch.no_grad():
         each = [
@@ -268,7 +267,7 @@ def test_held_out_windows_that_changed_are_refused(run: TrainerRun) -> None:
     raw[7] ^= 1
     held.file.write_bytes(raw)
     with pytest.raises(DataError, match="held-out data changed"):
-        open_heldout(held.file, sha256=held.sha256, windows=6, seq_len=SEQ_LEN, dtype="uint16")
+        open_heldout(held, "uint16")
 
 
 def test_the_unigram_loss_is_that_of_the_training_frequencies(
@@ -318,7 +317,7 @@ def test_a_model_with_every_option_is_trained_with_its_mask_and_generates(run: T
     assert training.run() == "steps"
     sealer.end()
     (path,) = run.checkpoints()
-    assert state.read_checkpoint(path, launch_of(run))["step"] == 2
+    assert state.read_checkpoint(path, launch_of(run)).progress.step == 2
     assert TextModel(path).continue_text("the café", 4, Sampling(seed=1)).startswith("the café")
 
 

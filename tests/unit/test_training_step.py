@@ -13,7 +13,7 @@ from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model, initialize
 from stoker.training.steps.device import Compute, most_windows
 from stoker.training.steps.muon import Muon
-from stoker.training.steps.optimizer import AdamW, Optimizer
+from stoker.training.steps.optimizer import AdamW
 from stoker.training.steps.schedule import Schedule
 from stoker.training.steps.step import Stepper, clip_gradients
 
@@ -35,14 +35,14 @@ def muon(model: Model) -> Muon:
     return Muon(model.named_parameters(), model.shape, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-OPTIMIZERS: dict[str, Callable[[Model], Optimizer]] = {"adamw": adamw, "muon": muon}
+OPTIMIZERS: dict[str, Callable[[Model], AdamW]] = {"adamw": adamw, "muon": muon}
 
 
 def stepper(model: Model) -> Stepper:
     return Stepper(model, adamw(model), CPU, clip=1.0)
 
 
-def state_of(model: Model, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def state_of(model: Model, optimizer: AdamW) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters()) | optimizer.tensors()
 
 

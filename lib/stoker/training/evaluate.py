@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
+from stoker.training.launch import Heldout
 from stoker.training.model.transformer import Model
 from stoker.training.steps.device import Compute
 from stoker.training.steps.memory import while_it_fits
@@ -29,22 +29,23 @@ class Evaluation:
     stderr: float
 
 
-def open_heldout(file: Path, *, sha256: str, windows: int, seq_len: int, dtype: str) -> npt.NDArray[Any]:
+def open_heldout(held: Heldout, dtype: str) -> npt.NDArray[Any]:
     """Returns the held-out windows (N, seq_len + 1), mapped; raises DataError when the file has changed."""
+    file, length = held.file, held.seq_len + 1
     try:
         found = hash_file(file)
     except FileNotFoundError as problem:
         raise DataError(
             f"{file} is not there; the train supervisor copies it once at the run's start"
         ) from problem
-    if found.sha256 != sha256:
+    if found.sha256 != held.sha256:
         raise DataError(
-            f"{file} has sha256 {found.sha256}, the run's record says {sha256}: held-out data changed"
+            f"{file} has sha256 {found.sha256}, the run's record says {held.sha256}: held-out data changed"
         )
     tokens: npt.NDArray[Any] = np.memmap(file, dtype=DTYPES[dtype], mode="r")
-    if tokens.size != windows * (seq_len + 1):
-        raise DataError(f"{file} holds {tokens.size} tokens, not {windows} windows of {seq_len + 1}")
-    return tokens.reshape(windows, seq_len + 1)
+    if tokens.size != held.windows * length:
+        raise DataError(f"{file} holds {tokens.size} tokens, not {held.windows} windows of {length}")
+    return tokens.reshape(held.windows, length)
 
 
 def evaluate(
@@ -65,19 +66,17 @@ def evaluate(
     first = 0
 
     def losses_of(count: int) -> torch.Tensor:
+        nonlocal micro_batch
+        micro_batch = count  # a half that fits is kept
         tokens = torch.from_numpy(heldout[first : first + count].astype(np.int64))
         with compute.autocast():
             return model.loss_by_window(tokens.to(compute.device))
-
-    def halved(count: int) -> None:
-        nonlocal micro_batch
-        micro_batch = count
 
     with torch.inference_mode():
         while first < len(heldout):
             if not go_on(first):
                 return None
-            losses.append(while_it_fits(losses_of, micro_batch, halved))
+            losses.append(while_it_fits(losses_of, micro_batch))
             first += len(losses[-1])
     each = torch.cat(losses).double().cpu()
     stderr = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,6 @@ from stoker.store.errors import ConfigError, UsageError
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record
 from stoker.supervise.run.origin import Origin
-
-# Fields of the launch record that are passed on as they are.
-_AS_WRITTEN = (
-    *("run", "run_id", "timeline", "config_digest", "seed", "steps", "seq_len", "global_batch", "precision"),
-    *(
-        "deterministic",
-        "micro_batch",
-        "compile",
-        "recompute",
-        "threads",
-        "model",
-        "optimizer",
-        "schedule",
-        "vocab_size",
-        "dtype",
-    ),
-    "run_record",
-)
 
 
 @dataclass(frozen=True)
@@ -115,26 +97,28 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
 
 def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, str]) -> Launch:
     resume, held = environ.get("STOKER_RESUME_FROM"), record["heldout"]
-    return Launch(
-        **{field: record[field] for field in _AS_WRITTEN},
-        id=record["launch"],
-        numerics=record.get("numerics"),
-        is_replay=record.get("replay", False),
-        eot=record.get("eot", 0),
-        layout=layout,
-        plan=Path(environ.get("STOKER_PLAN") or layout.plan),
-        timelines=Path(environ.get("STOKER_TIMELINES") or layout.timelines),
-        resume_from=Path(resume) if resume else None,
-        origin=Origin(**record["origin"]) if record.get("origin") else None,
-        until=record.get("until"),
-        evaluate_every=(record["evaluate"] or {}).get("every_steps"),
-        patience=(record["evaluate"] or {}).get("patience"),
-        checkpoint_every_s=record["checkpoint"]["every_s"],
-        checkpoint_every_steps=record["checkpoint"]["every_steps"],
-        checkpoint_busy=record["checkpoint"].get("busy", "wait"),
-        cache=Path(record.get("cache") or layout.root / "cache"),
-        shards_root=Path(record["shards_root"]),
-        tokenizer_file=Path(record["tokenizer_file"]),
+    evaluate, checkpoint = record["evaluate"] or {}, record["checkpoint"]
+    parsed = {
+        "id": record["launch"],
+        "numerics": record.get("numerics"),
+        "is_replay": record.get("replay", False),
+        "eot": record.get("eot", 0),
+        "layout": layout,
+        "plan": Path(environ.get("STOKER_PLAN") or layout.plan),
+        "timelines": Path(environ.get("STOKER_TIMELINES") or layout.timelines),
+        "resume_from": Path(resume) if resume else None,
+        "origin": Origin(**record["origin"]) if record.get("origin") else None,
+        "until": record.get("until"),
+        "evaluate_every": evaluate.get("every_steps"),
+        "patience": evaluate.get("patience"),
+        "checkpoint_every_s": checkpoint["every_s"],
+        "checkpoint_every_steps": checkpoint["every_steps"],
+        "checkpoint_busy": checkpoint.get("busy", "wait"),
+        "cache": Path(record.get("cache") or layout.root / "cache"),
+        "shards_root": Path(record["shards_root"]),
+        "tokenizer_file": Path(record["tokenizer_file"]),
         # Without windows the validation data is shorter than one.
-        heldout=Heldout(**{**held, "file": Path(held["file"])}) if held and held["windows"] else None,
-    )
+        "heldout": Heldout(**{**held, "file": Path(held["file"])}) if held and held["windows"] else None,
+    }
+    as_written = {field.name for field in fields(Launch)} - parsed.keys()
+    return Launch(**parsed, **{name: record[name] for name in as_written})

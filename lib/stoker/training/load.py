@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from stoker.checkpoints.handover import Sealer
-from stoker.plan.timelines import ancestry, read_timelines, skips
+from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.log import GENESIS
 from stoker.training import state
@@ -21,13 +19,13 @@ from stoker.training.metrics_log import MetricsLog
 from stoker.training.model.attention import DocumentMask
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model, initialize
-from stoker.training.numerics import resolve
+from stoker.training.numerics import Numerics, resolve
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.state import Progress
+from stoker.training.state import Progress, SavedState
 from stoker.training.steps import device
 from stoker.training.steps.device import Compute
 from stoker.training.steps.muon import Muon
-from stoker.training.steps.optimizer import AdamW, Optimizer
+from stoker.training.steps.optimizer import AdamW
 from stoker.training.steps.trial import fitting
 
 
@@ -44,79 +42,88 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     compute = Compute(place, bf16=numerics.precision == "bfloat16")
     torch.backends.cuda.matmul.allow_tf32 = numerics.tf32
     timelines = read_timelines(launch.timelines)
-    body: dict[str, Any] | None = None
-    if launch.resume_from is not None:
-        body = state.read_checkpoint(launch.resume_from, launch)
-    batches = Batches(
-        launch.plan,
-        launch.shards_root,
-        position=state.position_of(body),
-        size=launch.global_batch,
-        vocab_size=launch.vocab_size,
-        skips=skips(timelines, launch.timeline),
-    )
-    if body is not None and body["plan_head"] not in (GENESIS, *batches.plan.hashes):
-        raise DataError(
-            f"{launch.plan} does not continue the plan that {launch.resume_from} was trained by (its head is "
-            f"{body['plan_head']}); put back the copy in that checkpoint"
-        )
-    # Rotary tables for every length: of planned entries, of future entries, of the held-out windows.
-    longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
-    model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
-    model.loss_chunk = numerics.loss_chunk
-    if model.shape.document_mask:
-        model.mask = DocumentMask(launch.eot, varlen=numerics.attention == "varlen_documents")
-    model.recompute = numerics.recompute == "blocks"
-    if launch.resume_from is None and launch.origin is not None:
+    saved = None if launch.resume_from is None else state.read_checkpoint(launch.resume_from, launch)
+    progress = Progress() if saved is None else saved.progress
+    batches = _batches(launch, timelines, progress, saved)
+    model = _model(launch, numerics, batches)
+    if saved is None and launch.origin is not None:
         state.take_parameters(launch.origin, model)
-    elif launch.resume_from is None:
+    elif saved is None:
         initialize(model, launch.seed)
     model.to(compute.device)
-    optimizer = _optimizer(numerics.optimizer, model, launch.optimizer)
-    progress = Progress()
-    if launch.resume_from is not None and body is not None:
-        progress = state.restore(launch.resume_from, body, model, optimizer)
-    if launch.micro_batch is None and "micro_batch" not in (launch.numerics or {}):
-        fits = fitting(
-            model,
-            numerics.micro_batch,
-            global_batch=launch.global_batch,
-            length=launch.seq_len,
-            compute=compute,
-        )
-        numerics = replace(numerics, micro_batch=fits)
-    heldout = None
-    if launch.heldout is not None:
-        heldout = open_heldout(
-            launch.heldout.file,
-            sha256=launch.heldout.sha256,
-            windows=launch.heldout.windows,
-            seq_len=launch.heldout.seq_len,
-            dtype=launch.dtype,
-        )
-    history = ancestry(timelines, launch.timeline)
-    metrics = MetricsLog(launch.layout.metrics, history=history, resume_step=progress.step)
+    optimizer = _optimizer(launch, numerics, model)
+    if saved is not None:
+        state.restore(saved, model, optimizer)
     training = Training(
         launch,
-        numerics,
+        _with_a_micro_batch_that_fits(launch, numerics, model, compute),
         model,
         optimizer,
         compute,
         progress,
         batches,
-        heldout,
-        metrics,
-        protocol,
-        stop,
-        sealer,
+        heldout=open_heldout(launch.heldout, launch.dtype) if launch.heldout else None,
+        metrics=MetricsLog(
+            launch.layout.metrics,
+            history=ancestry(timelines, launch.timeline),
+            resume_step=progress.step,
+        ),
+        protocol=protocol,
+        stop=stop,
+        sealer=sealer,
     )
     training.compile()
     return training
 
 
-def _optimizer(kernel: str, model: Model, settings: Mapping[str, Any]) -> Optimizer:
-    parameters, decay = model.named_parameters(), settings["weight_decay"]
-    betas = (settings["betas"][0], settings["betas"][1])
-    if kernel == "muon":
+def _batches(launch: Launch, timelines: Timelines, progress: Progress, saved: SavedState | None) -> Batches:
+    batches = Batches(
+        launch.plan,
+        launch.shards_root,
+        position=progress.position,
+        size=launch.global_batch,
+        vocab_size=launch.vocab_size,
+        skips=skips(timelines, launch.timeline),
+    )
+    if saved is not None and saved.body["plan_head"] not in (GENESIS, *batches.plan.hashes):
+        raise DataError(
+            f"{launch.plan} does not continue the plan that {saved.directory} was trained by (its head is "
+            f"{saved.body['plan_head']}); put back the copy in that checkpoint"
+        )
+    return batches
+
+
+def _model(launch: Launch, numerics: Numerics, batches: Batches) -> Model:
+    """Returns the model with its options, its parameters not yet set."""
+    # Rotary tables for every length: of planned entries, of future entries, of the held-out windows.
+    longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
+    model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
+    model.loss_chunk = numerics.loss_chunk
+    model.recompute = numerics.recompute == "blocks"
+    if model.shape.document_mask:
+        model.mask = DocumentMask(launch.eot, varlen=numerics.attention == "varlen_documents")
+    return model
+
+
+def _optimizer(launch: Launch, numerics: Numerics, model: Model) -> AdamW:
+    parameters, decay = model.named_parameters(), launch.optimizer["weight_decay"]
+    betas = (launch.optimizer["betas"][0], launch.optimizer["betas"][1])
+    if numerics.optimizer == "muon":
         return Muon(parameters, model.shape, betas=betas, weight_decay=decay)
     return AdamW(parameters, betas=betas, weight_decay=decay)
+
+
+def _with_a_micro_batch_that_fits(
+    launch: Launch, numerics: Numerics, model: Model, compute: Compute
+) -> Numerics:
+    """Returns the numerics; finds the micro-batch by a trial where neither launch nor run has one."""
+    if launch.micro_batch is not None or "micro_batch" in (launch.numerics or {}):
+        return numerics
+    fits = fitting(
+        model,
+        numerics.micro_batch,
+        global_batch=launch.global_batch,
+        length=launch.seq_len,
+        compute=compute,
+    )
+    return replace(numerics, micro_batch=fits)

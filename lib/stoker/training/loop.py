@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +38,7 @@ from stoker.training.state import Progress
 from stoker.training.steps.device import Compute
 from stoker.training.steps.figures import Figures
 from stoker.training.steps.memory import Pressure, free_caches, while_it_fits, windows_a_pass
-from stoker.training.steps.optimizer import Optimizer
+from stoker.training.steps.optimizer import AdamW
 from stoker.training.steps.schedule import Schedule
 from stoker.training.steps.step import Begun, Stepper, StepResult
 
@@ -63,7 +65,7 @@ class Training:
     launch: Launch
     numerics: Numerics
     model: Model
-    optimizer: Optimizer
+    optimizer: AdamW
     compute: Compute
     progress: Progress
     batches: Batches
@@ -84,7 +86,7 @@ class Training:
         self.saver = Saver(
             self.sealer,
             self.copier,
-            lambda **words: self.protocol.say(self.protocol.phase, **words, **self._words()),
+            lambda **words: self._say(self.protocol.phase, **words),
             step=self.progress.step,
             every=(launch.checkpoint_every_s, launch.checkpoint_every_steps),
             skips=launch.checkpoint_busy == "skip",
@@ -106,7 +108,7 @@ class Training:
         """Compiles the blocks, where the run's numerics say so, for the sizes that training will meet."""
         if self.numerics.compile == "none":
             return
-        self.protocol.say("compile", **self._words())
+        self._say("compile")
         held = None if self.heldout is None else self.heldout.shape
         self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldout=held)
 
@@ -118,27 +120,9 @@ class Training:
         stop.
         """
         self.change_numerics()
-        self.protocol.say("train", ready=1, **self._words())
+        self._say("train", ready=1)
         self._evaluate_if_due()
-        last, ending = self.launch.steps, "steps"
-        if self.launch.until is not None and self.launch.until < last:
-            last, ending = self.launch.until, "until"
-        while self._last_begun < last:
-            if self._is_at_a_standstill():
-                ending = "early_stop"
-                break
-            started = time.monotonic()
-            batch = self._next_batch()
-            if batch is None:
-                ending = "stopped" if self.stop.asked else "data_exhausted"
-                break
-            self._begin(batch, started, time.monotonic() - started)
-            if self._underway is not None:
-                continue
-            if self.progress.step == self._first:  # it has shown what memory training takes
-                self.saver.prepare(*self._contents())
-            self._evaluate_if_due()
-            self._checkpoint_if_due()
+        ending = self._train()
         self._look()
         if ending in ("steps", "data_exhausted") and not self._evaluate():
             ending = "stopped"
@@ -149,6 +133,25 @@ class Training:
             self.cache.close()
         return ending
 
+    def _train(self) -> str:
+        """Makes steps, and what follows them, to one of the ends of `run`; the last step may be under way."""
+        last = min(self.launch.until or self.launch.steps, self.launch.steps)
+        while self._last_begun < last:
+            if self._is_at_a_standstill():
+                return "early_stop"
+            started = time.monotonic()
+            batch = self._next_batch()
+            if batch is None:
+                return "stopped" if self.stop.asked else "data_exhausted"
+            self._begin(batch, started, time.monotonic() - started)
+            if self._underway is not None:
+                continue
+            if self.progress.step == self._first:  # it has shown what memory training takes
+                self.saver.prepare(*self._contents())
+            self._evaluate_if_due()
+            self._checkpoint_if_due()
+        return "steps" if last == self.launch.steps else "until"
+
     def change_numerics(self, **changes: Any) -> None:
         """Makes all further steps with these fields of `numerics` changed, and tells the supervisor.
 
@@ -158,8 +161,7 @@ class Training:
         if self.launch.is_replay and changes:
             raise ConfigError(f"this machine needs {changes}, the recorded run did not: replay it elsewhere")
         self.numerics = replace(self.numerics, **changes)
-        words = {"numerics": self.numerics.word(), "micro_batch": self.numerics.micro_batch, **self._words()}
-        self.protocol.say(self.protocol.phase, **words)
+        self._say(self.protocol.phase, numerics=self.numerics.word(), micro_batch=self.numerics.micro_batch)
 
     @property
     def _last_begun(self) -> int:
@@ -203,7 +205,8 @@ class Training:
                 f"{result.grad_norm}; its windows begin at {self.progress.position.as_list()}. The state "
                 "before it is kept. If it happens there again, roll back further, lower train.optimizer.lr, "
                 "or look at that data",
-                **self._words() | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
+                **self.progress.words()
+                | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )
         self._record(made, result)
 
@@ -236,7 +239,7 @@ class Training:
                 "time": utc_now(),
             }
         )
-        self.protocol.tell(**self._words(), **fields, gpu_reserved_bytes=self.compute.reserved_bytes)
+        self.protocol.tell(**self.progress.words(), **fields, gpu_reserved_bytes=self.compute.reserved_bytes)
 
     def _halved(self, micro_batch: int) -> None:
         """Drops the gradients of what did not fit; further steps are made with this micro-batch."""
@@ -261,13 +264,13 @@ class Training:
             batch = self.prefetcher.next()
             if batch is not None:
                 if self.protocol.phase != "train":
-                    self.protocol.say("train", **self._words())
+                    self._say("train")
                 return batch
             self._look()
             if self.batches.exhausted:
                 return None
             if time.monotonic() - word_at >= PLAN_WORD_S:
-                self.protocol.say("wait-data", **self._words())
+                self._say("wait-data")
                 word_at = time.monotonic()
             self._checkpoint_if_due()
             time.sleep(PLAN_POLL_S)
@@ -294,7 +297,7 @@ class Training:
         step = self.progress.step
         if self.heldout is None or self.metrics.evaluated(step):
             return True
-        self.protocol.say("eval", **self._words())
+        self._say("eval")
         found = evaluate(
             self.model,
             self.heldout,
@@ -312,14 +315,14 @@ class Training:
                 raise NonFinite(
                     f"the held-out loss at step {step} is {found.loss}: the model is useless and "
                     "is not saved. Roll back to a checkpoint from before it, or lower train.optimizer.lr",
-                    **self._words(),
+                    **self.progress.words(),
                 )
             self.progress = replace(self.progress, val_loss=found.loss)
-        self.protocol.say("train", **self._words())
+        self._say("train")
         return found is not None
 
     def _still_evaluating(self, windows: int) -> bool:
-        self.protocol.tell(done=windows, **self._words())
+        self.protocol.tell(done=windows, **self.progress.words())
         self.saver.poll()
         return not self.stop.asked
 
@@ -330,24 +333,27 @@ class Training:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        phase = self.protocol.phase
-        self.protocol.say("checkpoint", **self._words())
-        with self.figures.saving():
+        with self._saving(), self.figures.saving():
             self.metrics.sync()  # before the seal: the rows of a sealed step must be durable
             self.saver.save(*self._contents())
-        self.protocol.say(phase, **self._words())
 
     def _seal_this_step(self) -> None:
         """Waits for the save in flight, then for that of this step; tries a failed one once more."""
         if self.saver.has_sealed(self.progress.step):
             return
-        phase = self.protocol.phase
-        while not self.saver.has_sealed(self.progress.step):
-            self.protocol.say("checkpoint", **self._words())
-            self.saver.wait()
-            if self.saver.saved_step != self.progress.step:
-                self._checkpoint()
-        self.protocol.say(phase, **self._words())
+        with self._saving():
+            while not self.saver.has_sealed(self.progress.step):
+                self.saver.wait()
+                if self.saver.saved_step != self.progress.step:
+                    self._checkpoint()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Tells the phase of a save, then again the one before."""
+        before = self.protocol.phase
+        self._say("checkpoint")
+        yield
+        self._say(before)
 
     def _contents(self) -> tuple[list[File], dict[str, Any]]:
         return contents(
@@ -359,12 +365,5 @@ class Training:
             plan_head=self.batches.plan.head,
         )
 
-    def _words(self) -> dict[str, object]:
-        entry, offset = self.progress.position.as_list()
-        return {
-            "step": self.progress.step,
-            "tokens": self.progress.tokens,
-            "loss": self.progress.loss,
-            "val_loss": self.progress.val_loss,
-            "position": f"{entry},{offset}",
-        }
+    def _say(self, phase: str, **words: object) -> None:
+        self.protocol.say(phase, **words, **self.progress.words())

@@ -16,7 +16,7 @@ from stoker.store.errors import DataError
 from stoker.training.model.attention import KVCache
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
-from stoker.training.state import load_parameters, read_json
+from stoker.training.state import SavedState, load_parameters, read_json
 
 COLD = 1e-6  # a lower temperature would divide by what float32 holds as 0
 
@@ -39,11 +39,11 @@ class TextModel:
     """A trained model with its tokenizer, from a checkpoint that the caller has proven."""
 
     def __init__(self, checkpoint: Path) -> None:
-        body = read_json(checkpoint / "checkpoint.json")
         described = read_json(checkpoint / "model.json")
         shape = Shape.parse(described, vocab_size=described["vocab_size"], seq_len=described["seq_len"])
         self._model = Model(shape)
-        load_parameters(checkpoint, body, self._model)
+        saved = SavedState(checkpoint, read_json(checkpoint / "checkpoint.json"))
+        load_parameters(saved, self._model)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device)
         frozen = load_tokenizer(checkpoint / "tokenizer.json")

@@ -23,14 +23,14 @@ from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
 from stoker.training.state import Progress, model_tensors, named, random_state
-from stoker.training.steps.optimizer import Optimizer
+from stoker.training.steps.optimizer import AdamW
 
 
 def contents(
     launch: Launch,
     progress: Progress,
     model: Model,
-    optimizer: Optimizer,
+    optimizer: AdamW,
     *,
     numerics: Numerics,
     plan_head: str,

@@ -25,7 +25,7 @@ from stoker.store.record import parse_json
 from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
 from stoker.supervise.run.origin import Origin, prove_origin
 from stoker.training.launch import Launch
-from stoker.training.steps.optimizer import Optimizer
+from stoker.training.steps.optimizer import AdamW
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 
@@ -39,6 +39,30 @@ class Progress:
     position: Position = START  # of the next window
     loss: float | None = None  # the last, in nats
     val_loss: float | None = None  # the last, in nats
+
+    def words(self) -> dict[str, object]:
+        """Returns what a datagram tells of it."""
+        entry, offset = self.position.as_list()
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "val_loss": self.val_loss,
+            "position": f"{entry},{offset}",
+        }
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A sealed checkpoint whose checkpoint.json has been read."""
+
+    directory: Path
+    body: Mapping[str, Any]
+
+    @property
+    def progress(self) -> Progress:
+        told = {name: self.body[name] for name in ("step", "tokens", "loss", "val_loss")}
+        return Progress(position=Position.parse(self.body["position"]), **told)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -57,8 +81,8 @@ def random_state() -> dict[str, Any]:
     return {"cpu": _encoded(torch.get_rng_state()), "cuda": [_encoded(state) for state in cuda]}
 
 
-def read_checkpoint(directory: Path, launch: Launch) -> dict[str, Any]:
-    """Returns checkpoint.json; raises ConfigError, with both values, where it does not fit the launch."""
+def read_checkpoint(directory: Path, launch: Launch) -> SavedState:
+    """Returns a checkpoint; raises ConfigError, with both values, where it does not fit the launch."""
     body = read_json(directory / "checkpoint.json")
     shape = read_json(directory / "model.json")
     # Both leave out a key that is off.
@@ -78,30 +102,18 @@ def read_checkpoint(directory: Path, launch: Launch) -> dict[str, Any]:
                 f"{directory.name} cannot be resumed: its {what} is {saved}, this launch's is {now}; "
                 "put the old value back, or start a new run (train.run)"
             )
-    return body
+    return SavedState(directory, body)
 
 
-def position_of(body: Mapping[str, Any] | None) -> Position:
-    """Returns the position of a checkpoint's next window; without a checkpoint, the plan's start."""
-    return START if body is None else Position.parse(body["position"])
-
-
-def restore(directory: Path, body: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> Progress:
-    """Restores parameters, optimizer state and random state from a checkpoint; returns its progress."""
-    load_parameters(directory, body, model)
-    _copy_all(load_tensors(directory, body, "optimizer-"), optimizer.tensors(), directory)
-    optimizer.steps = body["step"]
-    random = read_json(directory / "trainer.json")["rng"]
+def restore(saved: SavedState, model: nn.Module, optimizer: AdamW) -> None:
+    """Restores parameters, optimizer state and random state from a checkpoint."""
+    load_parameters(saved, model)
+    _copy_all(saved, "optimizer-", optimizer.tensors())
+    optimizer.steps = saved.body["step"]
+    random = read_json(saved.directory / "trainer.json")["rng"]
     torch.set_rng_state(_decoded(random["cpu"]))
     if torch.cuda.is_available() and len(random["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([_decoded(state) for state in random["cuda"]])
-    return Progress(
-        step=body["step"],
-        tokens=body["tokens"],
-        position=position_of(body),
-        loss=body["loss"],
-        val_loss=body["val_loss"],
-    )
 
 
 def take_parameters(origin: Origin, model: nn.Module) -> None:
@@ -109,41 +121,43 @@ def take_parameters(origin: Origin, model: nn.Module) -> None:
 
     Raises StorageError where it cannot be read now, ConfigError where it is not the recorded one any more.
     """
-    load_parameters(Path(origin.path), prove_origin(origin).raw, model)
+    load_parameters(SavedState(Path(origin.path), prove_origin(origin).raw), model)
 
 
-def load_parameters(directory: Path, body: Mapping[str, Any], model: nn.Module) -> None:
+def load_parameters(saved: SavedState, model: nn.Module) -> None:
     """Copies a checkpoint's parameters into the model; raises DataError for other names or shapes."""
-    _copy_all(load_tensors(directory, body, "model-"), model_tensors(model), directory)
+    _copy_all(saved, "model-", model_tensors(model))
 
 
-def load_tensors(directory: Path, body: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+def load_tensors(saved: SavedState, prefix: str) -> dict[str, Tensor]:
     """Returns all tensors of the files with a prefix; opens only files that checkpoint.json lists."""
     tensors: dict[str, Tensor] = {}
-    for name in sorted(body["files"]):
+    for name in sorted(saved.body["files"]):
         if not (name.startswith(prefix) and name.endswith(".safetensors")):
             continue
+        path = saved.directory / name
         try:
-            with safe_open(directory / name, framework="pt", device="cpu") as file:
+            with safe_open(path, framework="pt", device="cpu") as file:
                 tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except SafetensorError as problem:
-            raise DataError(f"{directory / name}: {problem}") from problem
+            raise DataError(f"{path}: {problem}") from problem
     return tensors
 
 
-def _copy_all(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor], directory: Path) -> None:
-    differing = sorted(saved.keys() ^ wanted.keys())
-    if differing:
+def _copy_all(saved: SavedState, prefix: str, targets: Mapping[str, Tensor]) -> None:
+    found = load_tensors(saved, prefix)
+    if differing := sorted(found.keys() ^ targets.keys()):
         raise DataError(
-            f"{directory}: the checkpoint and the model differ in tensors, first in {differing[0]}"
+            f"{saved.directory}: the checkpoint and the model differ in tensors, first in {differing[0]}"
         )
-    for name, tensor in wanted.items():
-        if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+    for name, target in targets.items():
+        value = found[name]
+        if value.shape != target.shape or value.dtype != target.dtype:
             raise DataError(
-                f"{directory}: {name} is {saved[name].dtype} {tuple(saved[name].shape)}, "
-                f"the model's {tensor.dtype} {tuple(tensor.shape)}"
+                f"{saved.directory}: {name} is {value.dtype} {tuple(value.shape)}, "
+                f"the model's {target.dtype} {tuple(target.shape)}"
             )
-        tensor.copy_(saved[name])
+        target.copy_(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -71,21 +71,11 @@ class Pressure:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._retries, self._steps = self.retries, 0
-
-    @property
-    def retries(self) -> int:
-        """All of this process; 0 on a CPU."""
-        return allocation_retries(self._device)
-
-    @property
-    def has_retried(self) -> bool:
-        """Whether it had to since this watch began, or since `is_too_high` was asked."""
-        return self.retries > self._retries
+        self._retries, self._steps = allocation_retries(device), 0
 
     def is_too_high(self) -> bool:
         """Returns, asked once after each step, whether the last three had to try again."""
-        before, self._retries = self._retries, self.retries
+        before, self._retries = self._retries, allocation_retries(self._device)
         self._steps = self._steps + 1 if self._retries > before else 0
         if self._steps < RETRIED_STEPS:
             return False

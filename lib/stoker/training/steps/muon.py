@@ -38,10 +38,11 @@ def parts_of(name: str, shape: Shape) -> list[int] | None:
     return [shape.width]
 
 
-class Muon:
-    """Both have the same learning rate: an update's root mean square matches AdamW's (Liu et al. 2025).
+class Muon(AdamW):
+    """Muon for the matrices of the blocks, AdamW for the rest, with one learning rate and weight decay.
 
-    Each of the matrices that a parameter stacks is made orthogonal by itself. Weight decay is AdamW's.
+    Muon's update has the root mean square of AdamW's (Liu et al. 2025). Each of the matrices that a parameter
+    stacks is made orthogonal by itself. The betas are AdamW's.
     """
 
     def __init__(
@@ -52,31 +53,21 @@ class Muon:
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        """`betas` are AdamW's."""
         every = dict(parameters)
         parts = {name: parts_of(name, shape) for name in every}
         self._matrices = {name: (every[name], heights) for name, heights in parts.items() if heights}
         rest = [(name, parameter) for name, parameter in every.items() if name not in self._matrices]
-        self._rest = AdamW(rest, betas=betas, weight_decay=weight_decay)
-        self._weight_decay = weight_decay
+        super().__init__(rest, betas=betas, weight_decay=weight_decay)
         self._momenta = {name: torch.zeros_like(each).detach() for name, (each, _) in self._matrices.items()}
 
-    @property
-    def steps(self) -> int:
-        return self._rest.steps
-
-    @steps.setter
-    def steps(self, value: int) -> None:
-        self._rest.steps = value
-
     def tensors(self) -> dict[str, Tensor]:
-        """Returns <parameter>.momentum_buffer of the matrices, and AdamW's of all else."""
+        """Returns <parameter>.momentum_buffer of the matrices, and AdamW's of the rest."""
         momenta = {f"{name}.momentum_buffer": momentum for name, momentum in self._momenta.items()}
-        return momenta | self._rest.tensors()
+        return momenta | super().tensors()
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor | None = None) -> None:
-        self._rest.step(rate, found_inf)
+        super().step(rate, found_inf)
         now = momentum_at(self.steps)
         for name, (parameter, heights) in self._matrices.items():
             gradient, parameter.grad = parameter.grad, None

@@ -1,4 +1,4 @@
-"""What the trainer asks of an optimizer, and AdamW (Loshchilov and Hutter 2019) by torch's fused kernel.
+"""AdamW (Loshchilov and Hutter 2019) by torch's fused kernel.
 
 The kernel is called directly: `torch.optim` loads a compiler on first use, a second of every launch.
 """
@@ -6,30 +6,11 @@ The kernel is called directly: `torch.optim` loads a compiler on first use, a se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 EPSILON = 1e-8
-
-
-class Optimizer(Protocol):
-    """Updates parameters in place by their gradients."""
-
-    steps: int  # updates begun, those that `found_inf` made void among them
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns the state that a checkpoint holds besides `steps`: by parameter and kind of state."""
-        ...
-
-    def step(self, rate: float, found_inf: Tensor | None = None) -> None:
-        """Applies the gradients at this learning rate and clears them.
-
-        Where `found_inf`, a float32 scalar on the device, is 1, no parameter and no state changes; the host
-        need not know.
-        """
-        ...
 
 
 class AdamW:
@@ -47,15 +28,23 @@ class AdamW:
         self._weight_decay = weight_decay
         self._means = {name: torch.zeros_like(each).detach() for name, each in self._parameters.items()}
         self._squares = {name: torch.zeros_like(each).detach() for name, each in self._parameters.items()}
-        self.steps = 0
+        self.steps = 0  # updates begun, those that `found_inf` made void among them
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns <parameter>.exp_avg and .exp_avg_sq, the running means of gradient and squared gradient."""
+        """Returns the state that a checkpoint holds besides `steps`: by parameter and kind of state.
+
+        <parameter>.exp_avg and .exp_avg_sq: the running means of its gradient and squared gradient.
+        """
         means = {f"{name}.exp_avg": mean for name, mean in self._means.items()}
         return means | {f"{name}.exp_avg_sq": square for name, square in self._squares.items()}
 
     @torch.no_grad()
     def step(self, rate: float, found_inf: Tensor | None = None) -> None:
+        """Applies the gradients at this learning rate and clears them.
+
+        Where `found_inf`, a float32 scalar on the device, is 1, no parameter and no state changes; the host
+        need not know.
+        """
         self.steps += 1
         moved = {name: each for name, each in self._parameters.items() if each.grad is not None}
         self._update([name for name in moved if moved[name].ndim >= 2], rate, self._weight_decay, found_inf)

@@ -12,7 +12,7 @@ from torch import Tensor
 from stoker.training.model.transformer import Model
 from stoker.training.steps.device import Compute
 from stoker.training.steps.memory import not_repeated
-from stoker.training.steps.optimizer import Optimizer
+from stoker.training.steps.optimizer import AdamW
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
@@ -77,7 +77,7 @@ class Stepper:
     def __init__(
         self,
         model: Model,
-        optimizer: Optimizer,
+        optimizer: AdamW,
         compute: Compute,
         *,
         clip: float,

@@ -13,7 +13,8 @@ from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
 from stoker.training.steps.device import Compute, divisors
 from stoker.training.steps.failures import is_out_of_memory, words_of
-from stoker.training.steps.memory import Pressure, free_caches
+from stoker.training.steps.figures import allocation_retries
+from stoker.training.steps.memory import free_caches
 from stoker.training.steps.step import add_gradients
 
 FLOAT_BYTES = 4
@@ -68,7 +69,8 @@ def _lack(model: Model, size: int, *, passes: int, length: int, compute: Compute
 
     A second one finds the gradients of the first.
     """
-    device, pressure = compute.device, Pressure(compute.device)
+    device = compute.device
+    retries = allocation_retries(device)
     try:
         ids = torch.arange(size * (length + 1), device=device) % model.shape.vocab_size
         add_gradients(model, [ids.view(size, length + 1)] * passes, compute)
@@ -80,7 +82,8 @@ def _lack(model: Model, size: int, *, passes: int, length: int, compute: Compute
             raise
         return words_of(problem)
     else:
-        return "too little is left" if free < whole // SPARE or pressure.has_retried else ""
+        is_short = free < whole // SPARE or allocation_retries(device) > retries
+        return "too little is left" if is_short else ""
     finally:
         model.zero_grad()
         free_caches()
