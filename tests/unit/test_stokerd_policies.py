@@ -119,6 +119,7 @@ def test_a_run_that_goes_back_and_halts_stays_halted(tmp_path: Path) -> None:
     record = ground.record
     assert record.halted is not None and (record.state, record.halted["class"]) == ("halted", "non_finite")
     assert not Ground(tmp_path).run.store.is_file_changed
+    assert not Ground(tmp_path, supervise__stop_time="5m").run.store.is_file_changed, "the default"
     assert Ground(tmp_path, train__seed=1, plan__epochs=7).run.store.is_file_changed
 
 
@@ -160,3 +161,14 @@ def test_a_changed_file_ends_a_halt_and_no_pause(tmp_path: Path, is_paused: bool
     ground.requests.look()
     assert (ground.record.halted, bool(ground.record.held)) == (None, is_paused)
     assert ground.words == ["run_resumed"] and ground.record.state == ("paused" if is_paused else "waiting")
+
+
+def test_a_paused_run_stays_paused_over_a_rollback_until_it_is_resumed(tmp_path: Path) -> None:
+    ground = Ground(tmp_path)
+    ground.run.store.pause("uid 0")
+    policies.halt(ground.run, "why")
+    assert ground.record.state == "halted"
+    ground.run.store.rolled_back(20)
+    assert (ground.record.state, bool(ground.record.held)) == ("paused", True)
+    ground.run.store.resume()
+    assert (ground.record.state, ground.record.held) == ("waiting", "")

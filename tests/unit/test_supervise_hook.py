@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -124,7 +125,10 @@ def test_a_failure_is_an_event_and_is_not_repeated(ground: Ground, command: str,
     assert ground.counted.hooks == Counter(failed=1)
 
 
-def test_a_command_that_takes_too_long_ends_with_all_that_it_started(ground: Ground) -> None:
+def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stokerd.supervision.hook.GRACE_S", 0.5)
     started = ground.root / "pid"
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     child = "import subprocess; subprocess.Popen(['sleep', '600']); "
@@ -134,13 +138,33 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(ground: Gro
     hook.look()
     wait_until(started.exists, what="the command")
     tree = [*map(ProcessId.of, hook.pids), *children_tree(*hook.pids)]
-    assert len(tree) == 2
-    hook.look()  # TERM
-    assert hook._running is not None
-    hook._running.term_at = -1e9  # the grace is over
-    ground.finish(hook)
+    assert len(tree) == 3  # with its guard
+    ground.finish(hook)  # TERM, and KILL after the grace
     wait_gone(tree, 5.0)
     assert ground.events[0]["result"] == "timed_out" and ground.events[0]["message"].startswith("killed by")
+
+
+SUPERVISOR = """
+import signal, sys; from pathlib import Path; from unit.test_supervise_hook import Ground
+ground = Ground(Path(sys.argv[1]))
+hook = ground.hook("sh -c 'setsid sleep 600 & wait'")
+ground.prove(10)
+hook.look()
+print(*hook.pids, flush=True)
+signal.pause()
+"""
+
+
+def test_what_a_command_started_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": tests}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as supervisor:
+        assert supervisor.stdout is not None
+        guard = int(supervisor.stdout.readline())
+        tree = wait_until(lambda: len(found := children_tree(guard)) == 2 and found, what="the command")
+        supervisor.kill()
+    wait_gone(tree)
 
 
 def test_what_a_command_leaves_behind_ends_with_it(ground: Ground) -> None:

@@ -265,26 +265,28 @@ class RunStore:
         if self.begun.fruitless:
             self.change(fruitless=0)
 
+    def forgive_launch(self) -> None:
+        """Takes back that the last launch was counted as fruitless: its end says nothing about the run."""
+        self.change(fruitless=max(0, self.begun.fruitless - 1))
+
     def rolled_back(self, step: int, *, halted: Mapping[str, Any] | None = None) -> None:
         """Makes the run continue from an earlier step, also where it had finished, failed or halted."""
-        state = "waiting" if halted is None else "halted"
-        self.change(state=state, finished=None, reason=None, halted=halted, fruitless=0, best_step=step)
+        held = _held(halted, self.begun.paused)
+        self.change(**held, finished=None, reason=None, fruitless=0, best_step=step)
 
     def halted(self, reason: str, kind: str, remedy: str) -> dict[str, Any]:
         """Returns the fields that end launches until `resume`, also over restarts."""
         about = {"reason": reason, "class": kind, "remedy": remedy, "since": utc_now()}
         numbers = {"launches": self.begun.launches, "file": self._file}
-        return {"state": "halted", "halted": {**about, **numbers}}
+        return _held({**about, **numbers}, self.begun.paused)
 
     def pause(self, by: str) -> None:
         """Ends launches until `resume`, because an operator asks for it."""
-        state = "paused" if self.begun.halted is None else "halted"
-        self.change(state=state, paused={"since": utc_now(), "by": by})
+        self.change(**_held(self.begun.halted, {"since": utc_now(), "by": by}))
 
     def resume(self, *, paused: Mapping[str, Any] | None = None) -> None:
         """Allows launches again, unless the run stays paused; none of those before counts as fruitless."""
-        state = "waiting" if paused is None else "paused"
-        self.change(state=state, halted=None, paused=paused, fruitless=0, tried=None)
+        self.change(**_held(None, paused), fruitless=0, tried=None)
 
     @property
     def is_file_changed(self) -> bool:
@@ -306,3 +308,9 @@ class RunStore:
     def _refuse_changes(self, identity: run_record.Identity, wanted: Mapping[str, Any]) -> None:
         if why := run_record.refusal(self.pipeline, identity, wanted):
             raise ConfigError(why)
+
+
+def _held(halted: Mapping[str, Any] | None, paused: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the fields of a record that say whether a launch may be made."""
+    state = "halted" if halted is not None else "paused" if paused is not None else "waiting"
+    return {"state": state, "halted": halted, "paused": paused}

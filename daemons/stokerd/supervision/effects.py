@@ -31,6 +31,7 @@ from stokerd.supervision.trainer import TrainerControl
 from stokerd.supervision.workers import Workers
 
 KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
+START_AGAIN_S = 2.0  # before a trainer that could not be started is tried again
 KEEP_WAITING_S = 0.1  # the same before a launch, where each event may open a gate
 
 
@@ -145,7 +146,9 @@ class Effects:
     def _finish(self, action: do.Finish) -> None:
         run, record, why = self.run, self.run.store.record, action.why
         if record is not None and (record.state, record.finished) != ("finished", why):
-            run.store.change(state="finished", finished=why, reason=None, halted=None, fruitless=0)
+            run.store.change(
+                state="finished", finished=why, reason=None, halted=None, paused=None, fruitless=0
+            )
             if why == "early_stop":
                 found = run.accounts.standstill(run.at)
                 run.events.record("stopped_early", step=run.at.step, **vars(found))
@@ -263,7 +266,12 @@ class Effects:
 
     def _launch(self, _: do.LaunchTrainer) -> None:
         assert self.lock is not None
-        trainer, self.lock = self.trainer.launch(self.lock), None
+        try:
+            trainer, self.lock = self.trainer.launch(self.lock), None
+        except Transient as problem:
+            self.requests.alerts.raise_("worker_not_started", reason=str(problem))
+            self._pause(do.Pause(START_AGAIN_S, f"{problem}; trying"))
+            return
         self.run.change(trainer=trainer, doing="training")
         self._enter(Phase.TRAINING)
         self.run.goodput.launched(trainer.launch)

@@ -1,22 +1,23 @@
 """Runs the command of train.on_checkpoint beside training, after a checkpoint is proven.
 
 One command runs at a time, for the newest proven checkpoint: those proven meanwhile are passed over. Its last
-end is in hook.json, so a restart repeats only what did not end.
+end is in hook.json, so a restart repeats only what did not end. A guard ends all that the command started,
+also where the supervisor is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.checkpoints.retention import reading
-from stoker.kit.exec import child_environment, launch_command
+from stoker.kit.exec import child_environment
 from stoker.kit.process import readable, signal_name
 from stoker.store.errors import StorageError
 from stoker.store.record import read_or_set_aside, utc_now, write_record
@@ -25,23 +26,19 @@ from stokerd.supervision.run import Run
 
 RESULTS = ("ok", "failed", "timed_out")
 GRACE_S = 5.0  # from TERM to KILL
+LAST_S = 2.0  # that a guard needs beyond that
 
 
 @dataclass
 class Running:
-    """A command at work; `held` keeps retention from its checkpoint, `pidfd` is readable at its end."""
+    """A command at work under its guard; `held` keeps retention from its checkpoint until all has ended."""
 
-    process: subprocess.Popen[bytes]
-    pidfd: int
+    guard: subprocess.Popen[bytes]
+    pidfd: int  # readable at the guard's end
     checkpoint: Checkpoint
     held: contextlib.ExitStack
     began: float
-    term_at: float | None = None  # when its time was over
-
-    def signal(self, signum: signal.Signals) -> None:
-        """Sends a signal to the command and what it started, in its process group; before it is reaped."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signum)
+    is_late: bool = False  # its time is over, and it is asked to end
 
 
 class CheckpointHook:
@@ -53,7 +50,7 @@ class CheckpointHook:
 
     @property
     def pids(self) -> set[int]:
-        return {self._running.process.pid} if self._running is not None else set()
+        return {self._running.guard.pid} if self._running is not None else set()
 
     @property
     def is_busy(self) -> bool:
@@ -75,43 +72,45 @@ class CheckpointHook:
 
     def stop(self) -> None:
         """Ends a running command; it is started again where its checkpoint is still the newest."""
-        if (running := self._running) is None:
-            return
-        running.signal(signal.SIGTERM)
-        readable(running.pidfd, timeout_s=GRACE_S)
-        self._forget(running)
+        if (running := self._running) is not None:
+            running.guard.terminate()
+            readable(running.pidfd, timeout_s=GRACE_S + LAST_S)
+            self._forget(running)
 
     def _start(self, checkpoint: Checkpoint) -> None:
         words = {"STOKER_CHECKPOINT": str(checkpoint.path), "STOKER_STEP": str(checkpoint.step)}
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as held, open(os.devnull, "wb") as null:  # noqa: PTH123 - a device
             held.enter_context(reading(checkpoint.path))
-            process = subprocess.Popen(
-                launch_command(list(self.command)),
+            nowhere = null.fileno()  # for its reports; retention keeps off by `held`, not by the guard's lock
+            of_guard = map(str, (os.getpid(), nowhere, nowhere, GRACE_S, ""))
+            guard = subprocess.Popen(
+                [sys.executable, "-P", "-m", "stoker.kit.guard", *of_guard, "--", *self.command],
                 env=child_environment({**words, "STOKER_RUN": self.run.pipeline.train.run}),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the daemon's log
+                pass_fds=(nowhere,),
                 start_new_session=True,
             )
-            pidfd = os.pidfd_open(process.pid)
-            self._running = Running(process, pidfd, checkpoint, held.pop_all(), time.monotonic())
+            held.callback(guard.wait)
+            held.callback(guard.kill)
+            pidfd = os.pidfd_open(guard.pid)
+            held.callback(os.close, pidfd)
+            self._running = Running(guard, pidfd, checkpoint, held.pop_all(), time.monotonic())
             self.run.context.waiter.add_fd(pidfd, "hook")
 
     def _look_at(self, running: Running) -> None:
-        now = time.monotonic()
         if readable(running.pidfd, timeout_s=0.0):
             self._ended(running)
-        elif running.term_at is None:
-            if now - running.began >= self.run.pipeline.train.on_checkpoint_limit:
-                running.term_at = now
-                running.signal(signal.SIGTERM)
-        elif now - running.term_at >= GRACE_S:
-            running.signal(signal.SIGKILL)
+        elif not running.is_late:
+            running.is_late = time.monotonic() - running.began >= self.run.pipeline.train.on_checkpoint_limit
+            if running.is_late:
+                running.guard.terminate()
 
     def _ended(self, running: Running) -> None:
         """Records the end of a command; a failure changes nothing for the checkpoint and for training."""
         run, seconds = self.run, time.monotonic() - running.began
         code = self._forget(running)
-        result = "timed_out" if running.term_at is not None else "failed" if code else "ok"
+        result = "timed_out" if running.is_late else "failed" if code else "ok"
         run.counted.hooks[result] += 1
         run.timings.hook.observe(seconds)
         self._done = running.checkpoint.digest
@@ -120,16 +119,15 @@ class CheckpointHook:
         with contextlib.suppress(StorageError):  # then a restart runs it once more
             write_record(run.layout.hook, body)
         if result != "ok":
-            how = f"exit code {code}" if code > 0 else f"killed by {signal_name(-code)}"
+            how = (
+                f"killed by {signal_name(code - 128)}" if code > 128 else f"exit code {code}"
+            )  # as a guard has it
             message = f"{how} after {seconds:.0f} s; it is not tried again for this checkpoint"
             run.events.record("hook_failed", "warning", **facts, command=list(self.command), message=message)
 
     def _forget(self, running: Running) -> int:
-        """Ends what the command has left behind and reaps it; returns its exit code, or minus the signal."""
-        running.signal(signal.SIGKILL)
-        code = running.process.wait()
+        """Reaps the guard, ended or not; returns its exit code."""
         self.run.context.waiter.remove_fd(running.pidfd)
-        os.close(running.pidfd)
         running.held.close()
         self._running = None
-        return code
+        return running.guard.wait()

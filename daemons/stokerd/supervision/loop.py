@@ -104,9 +104,7 @@ class Supervisor:
             xids = self.gpus.look(self.run.state.live)
             self.effects.trainer.note_cards(xids, self.gpus.cards.others_share())
             if trainers_end is not None:
-                self.status.show(
-                    self.workers.jobs.get(MIRROR)
-                )  # status and metrics show the trainer's last messages
+                self.status.show(self.workers.jobs.get(MIRROR))  # with the trainer's last words
             self.effects.requests.look()
             self.effects.mirror_beside()
             self.effects.hook.look()

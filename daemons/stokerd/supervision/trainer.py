@@ -15,7 +15,7 @@ from stoker.kit.lock import Lock
 from stoker.kit.process import ProcessId, children_tree
 from stoker.observe.machine import MemoryWatch
 from stoker.plan.log import Segment
-from stoker.store.errors import DataError, StorageError
+from stoker.store.errors import DataError, StorageError, Transient
 from stoker.store.record import new_id, read_record, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
 from stoker.supervise.health import output, stacks
@@ -57,7 +57,10 @@ class TrainerControl:
         return {self.guarded.pid} if self.guarded is not None else set()
 
     def launch(self, lock: Lock) -> Trainer:
-        """Launches the trainer from the newest proven checkpoint; its guard takes over the lock."""
+        """Launches the trainer from the newest proven checkpoint; its guard takes over the lock.
+
+        Raises Transient where no process, descriptor or room for its socket is to be had; nothing is counted.
+        """
         run, pin, now = self.run, self.run.planner.pin(), time.monotonic()
         if pin is None:
             raise DataError(f"{run.pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
@@ -74,15 +77,19 @@ class TrainerControl:
             output.prune(run.layout.log)
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
-        self.guarded = GuardedTrainer.launched(
-            launch_record.TRAINER,
-            environ=launch_record.trainer_environment(os.environ, launch, run.layout),
-            lock=lock,
-            stop_time_s=run.pipeline.supervise.stop_time,
-            notify_socket=launch.notify_socket,
-            waiter=self.context.waiter,
-            output=run.layout.output(launch.launch),
-        )
+        try:
+            self.guarded = GuardedTrainer.launched(
+                launch_record.TRAINER,
+                environ=launch_record.trainer_environment(os.environ, launch, run.layout),
+                lock=lock,
+                stop_time_s=run.pipeline.supervise.stop_time,
+                notify_socket=launch.notify_socket,
+                waiter=self.context.waiter,
+                output=run.layout.output(launch.launch),
+            )
+        except OSError as problem:
+            run.store.forgive_launch()
+            raise Transient(f"the trainer cannot be started: {problem}") from problem
         guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
         return Trainer(
             launch,
@@ -278,7 +285,7 @@ class TrainerControl:
         doing = f"the trainer ended: {exit_.detail}"
         if action.is_forgiven:
             with contextlib.suppress(StorageError):  # one launch more counts as fruitless
-                run.store.change(fruitless=max(0, run.store.begun.fruitless - 1))
+                run.store.forgive_launch()
             doing = f"stopped at step {trainer.step}: {exit_.detail}"
         run.change(exit=exit_, doing=doing)
 

@@ -59,24 +59,31 @@ class GuardedTrainer:
         waiter: Waiter,
         output: Path | None = None,
     ) -> GuardedTrainer:
-        """Starts the command under a guard, which keeps in the file `output` what it prints."""
+        """Starts the command under a guard, which keeps in the file `output` what it prints.
+
+        Raises OSError, and leaves nothing open, where the system lacks what that takes.
+        """
         notify_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         notify_socket.unlink(missing_ok=True)  # left by an earlier supervisor
-        words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        words.bind(str(notify_socket))
-        reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(writing, True)
-        of_guard = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s, output or ""))
-        try:
-            guard = subprocess.Popen(
-                [sys.executable, "-m", "stoker.kit.guard", *of_guard, "--", *command],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(lock.fileno(), writing),
-                start_new_session=True,
-            )
-        finally:
-            os.close(writing)
+        with contextlib.ExitStack() as unless_started:
+            words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            unless_started.enter_context(words)
+            words.bind(str(notify_socket))
+            reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            unless_started.callback(os.close, reports)
+            os.set_blocking(writing, True)
+            of_guard = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s, output or ""))
+            try:
+                guard = subprocess.Popen(
+                    [sys.executable, "-m", "stoker.kit.guard", *of_guard, "--", *command],
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(lock.fileno(), writing),
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writing)
+            unless_started.pop_all()
         return cls(guard, lock=lock, reports=reports, words=words, notify_socket=notify_socket, waiter=waiter)
 
     @classmethod

@@ -135,8 +135,11 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
 
 
 def file_digest(pipeline: Pipeline) -> str:
-    """Returns 64 hex digits over all settings of a pipeline file; comments and layout change none."""
-    return sha256(canonical_json(pipeline.model_dump(mode="json"))).hexdigest()
+    """Returns 64 hex digits over the settings of a pipeline file; comments and layout change none.
+
+    Nor does a key that a newer Stoker knows, until it is given another value than its default.
+    """
+    return sha256(canonical_json(pipeline.model_dump(mode="json", exclude_defaults=True))).hexdigest()
 
 
 def configured(pipeline: Pipeline) -> dict[str, Any]:
