@@ -29,7 +29,7 @@ lock_path, report_path, stop_time, *command = sys.argv[1:]
 lock = Lock.acquire(Path(lock_path), purpose="supervisor")
 reading, writing = os.pipe()
 output = os.environ.get("OUTPUT", "")
-arguments = [str(os.getpid()), str(lock.fileno()), str(writing), stop_time, output]
+arguments = [str(os.getpid()), str(lock.fileno()), str(writing), stop_time, output, ""]
 code = "import sys; from stoker.kit import guard; guard.IDLE_S = 1e6; sys.exit(guard.main(sys.argv[1:]))"
 guard = subprocess.Popen(
     [sys.executable, "-c", code, *arguments, "--", *command],
@@ -290,7 +290,7 @@ def lock(tmp_path: Path) -> Iterator[Lock]:
 
 
 def run_guard(lock: Lock, report_fd: int, command: list[str], parent: int | None = None) -> int:
-    arguments = [str(parent or os.getpid()), str(lock.fileno()), str(report_fd), "5", "", "--", *command]
+    arguments = [str(parent or os.getpid()), str(lock.fileno()), str(report_fd), "5", "", "", "--", *command]
     guard = subprocess.Popen(
         [sys.executable, "-m", "stoker.kit.guard", *arguments],
         pass_fds=(lock.fileno(), report_fd),

@@ -267,12 +267,12 @@ def test_what_is_meant_for_the_daemon_does_not_reach_its_workers(monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["{pid}", "15", "--", "sh", "-c", "exit 5"], 5),
-        (["1", "15", "--", "true"], 75),
-        (["{pid}", "15", "--", "/no/such/command"], 127),
-        (["{pid}", "15", "--", "/etc/passwd"], 126),
+        (["{pid}", "15", "", "--", "sh", "-c", "exit 5"], 5),
+        (["1", "15", "", "--", "true"], 75),
+        (["{pid}", "15", "", "--", "/no/such/command"], 127),
+        (["{pid}", "15", "", "--", "/etc/passwd"], 126),
         (["{pid}", "--", "true"], 64),
-        (["x", "15", "--", "true"], 64),
+        (["x", "15", "", "--", "true"], 64),
     ],
 )
 def test_the_launcher_starts_only_a_child_of_the_parent_it_was_told(arguments: list[str], code: int) -> None:
@@ -283,7 +283,7 @@ def test_the_launcher_starts_only_a_child_of_the_parent_it_was_told(arguments: l
 
 def test_the_launcher_gives_sigpipe_back_its_meaning() -> None:
     probe = ["sh", "-c", "grep SigIgn /proc/self/status"]
-    command = [sys.executable, "-m", "stoker.kit.exec", str(os.getpid()), "15", "--", *probe]
+    command = [sys.executable, "-m", "stoker.kit.exec", str(os.getpid()), "15", "", "--", *probe]
     ignored = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1], 16)
     assert not ignored & (1 << (signal.SIGPIPE - 1))
 

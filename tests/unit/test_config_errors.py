@@ -205,7 +205,6 @@ def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
-        ("steps: 10", "steps: 10\n  command: [python, train.py]", "train.command"),
         ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "train.launcher.processes"),
         ("train:", "notify: [mail]\ntrain:", "notify"),
     ],

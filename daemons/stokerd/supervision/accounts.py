@@ -58,7 +58,8 @@ class Accounts:
         self.forked = ""  # why the current timeline was begun
         with contextlib.suppress(DataError):  # whoever needs more of the timelines fails of it
             self.history()
-        self.last_step = self.config.horizon  # of the run, computed from the newest checkpoint
+        # Of the run, computed from the newest checkpoint; None: its trainer alone knows.
+        self.last_step: int | None = self.config.steps if self.config.foreign else self.config.horizon
         self._standstill: tuple[Any, Standstill] = None, Standstill()  # and what it is of
         self._written: tuple[Any, ...] = ()  # the facts in consumed.json
         self._written_rate = 0.0
@@ -112,13 +113,15 @@ class Accounts:
     def steps(self, at: Checkpoint) -> int:
         """Returns the run's last step, computed from a checkpoint's step, position and tokens."""
         tokens, plan, skipped = int(at.body["tokens"]), self.planner.plan, self.skips()
-        self.last_step = last_step(
-            self.config, plan, step=at.step, position=at.position, tokens=tokens, skips=skipped
-        )
-        return self.last_step
+        steps = last_step(self.config, plan, step=at.step, position=at.position, tokens=tokens, skips=skipped)
+        self.last_step = steps
+        return steps
 
     def over(self, at: Checkpoint) -> str | None:
         """Returns why the run is over at a checkpoint; None while steps are left."""
+        if self.config.foreign is not None:
+            is_done = self.config.steps is not None and at.step >= self.config.steps
+            return self.store.ended_by_trainer or ("steps" if is_done else None)
         steps, batch = self.steps(at), self.config.global_batch
         plan, skipped, patience = self.planner.plan, self.skips(), self.config.evaluate.patience
         why = finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
@@ -222,16 +225,25 @@ class RunStore:
 
     def begin(self, pin: DatasetPin, heldout: Heldout | None, origin: Origin | None) -> None:
         """Writes the record of a new run."""
-        train, vocab_size = self.pipeline.train, pin.tokenizer.vocab_size
-        fixed = {**configured(self.pipeline), **pinned(pin)}
+        vocab_size = pin.tokenizer.vocab_size
+        data = {**pinned(pin), "vocab_size": vocab_size, "dtype": dtype_for(vocab_size)}
+        self._begin(data, self.pipeline.train.seq_len, heldout, origin)
+
+    def begin_foreign(self) -> None:
+        """Writes the record of a new run whose trainer reads no plan: nothing is fixed of its data."""
+        data = {"build_id": "", "tokenizer_sha256": "", "vocab_size": 0, "dtype": ""}
+        self._begin(data, 0, None, None)
+
+    def _begin(
+        self, data: Mapping[str, Any], seq_len: int, heldout: Heldout | None, origin: Origin | None
+    ) -> None:
+        fixed = {**configured(self.pipeline), **data}
         del fixed["init_from"]  # the origin says it
         identity = run_record.Identity(
-            run=train.run,
+            run=self.pipeline.train.run,
             run_id=new_id(),
             created=utc_now(),
-            vocab_size=vocab_size,
-            dtype=dtype_for(vocab_size),
-            seq_len=train.seq_len,
+            seq_len=seq_len,
             origin=origin,
             **fixed,
         )
@@ -287,6 +299,18 @@ class RunStore:
     def resume(self, *, paused: Mapping[str, Any] | None = None) -> None:
         """Allows launches again, unless the run stays paused; none of those before counts as fruitless."""
         self.change(**_held(None, paused), fruitless=0, tried=None)
+
+    @property
+    def ended_by_trainer(self) -> str | None:
+        """Why a run is over whose trainer finished it, by the file of now; None: it goes on."""
+        record = self.record
+        if record is None or record.finished != run_record.BY_TRAINER or record.finished_with != self._file:
+            return None
+        return record.finished
+
+    def by_trainer(self) -> dict[str, Any]:
+        """Returns the fields of a run that its trainer finished; with another file it begins again."""
+        return {"finished": run_record.BY_TRAINER, "finished_with": self._file}
 
     @property
     def is_file_changed(self) -> bool:

@@ -22,7 +22,7 @@ from stoker.supervise.actions import Job, ProveCheckpoint
 from stoker.supervise.decide import mirror_job
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
-from stokerd.supervision import policies
+from stokerd.supervision import foreign, policies
 from stokerd.supervision.hook import CheckpointHook
 from stokerd.supervision.jobs import ACTIVITIES, MIRROR
 from stokerd.supervision.requests import Requests
@@ -157,7 +157,7 @@ class Effects:
         run.change(doing=f"finished: {why}", trainer=None, exit=None)
 
     def _rest(self, _: do.Rest) -> None:
-        prune_and_keep(self.run)
+        self.run.prune_and_keep()
         self.run.change(is_at_rest=True)
 
     def _end(self, action: do.End) -> None:
@@ -191,7 +191,7 @@ class Effects:
         run = self.run
         run.accounts.settle(run.newest)
         run.goodput.settled(run.at)
-        prune_and_keep(run)
+        run.prune_and_keep()
         run.change(is_settled=True, resume=run.at.path.name)
 
     def _answer_end(self, action: do.AnswerEnd) -> None:
@@ -277,22 +277,18 @@ class Effects:
         self.run.goodput.launched(trainer.launch)
 
 
-def prune_and_keep(run: Run) -> None:
-    """Removes superfluous checkpoints, which makes room, and brings consumed.json up to date."""
-    for step in run.checkpoints.prune():
-        run.events.record("checkpoint_pruned", step=step)
-    run.accounts.keep(run.at)
-
-
 def keep(run: Run, now: float) -> Iterator[Job]:
     """Brings plan, checkpoints and consumed.json up to date; yields the jobs that this needs."""
+    if run.pipeline.train.foreign is not None:
+        yield from foreign.keep(run, now)
+        return
     pin = run.planner.pin()
     if run.state.phase is Phase.WAITING:
         yield from _begin(run, pin) if run.store.record is None else _gather(run, pin)
         return
     if name := run.checkpoints.unproven(run.accounts.history(), now):
         yield ProveCheckpoint(name)
-    prune_and_keep(run)
+    run.prune_and_keep()
     if (trainer := run.state.live) is not None:
         position = trainer.position or run.at.position
         if trainer.step > trainer.launch.resume_step:  # the time before the first step is not training

@@ -22,7 +22,8 @@ from stoker.kit.reload import Reload
 from stoker.store.errors import StorageError, Transient
 from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
 from stoker.supervise.decide import Seen, decide, mirror_job
-from stoker.supervise.health.exits import GuardedEnd
+from stoker.supervise.health.exits import ExitClass, GuardedEnd
+from stoker.supervise.run.record import BY_TRAINER
 from stoker.supervise.state import Phase
 from stokerd.common.loop import CHECK_RELOAD
 from stokerd.supervision import policies
@@ -187,8 +188,10 @@ def _proving(run: Run, seen: Seen) -> Seen:
     """Returns the facts by which a checkpoint is chosen."""
     history = run.accounts.history()
     if run.state.is_settled:
-        facts = policies.facts(run) if run.state.exit is not None else seen.facts
-        return replace(seen, over=run.accounts.over(run.at), facts=facts)
+        exit_, over = run.state.exit, run.accounts.over(run.at)
+        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.pipeline.train.foreign is not None:
+            over = over or BY_TRAINER
+        return replace(seen, over=over, facts=policies.facts(run) if exit_ is not None else seen.facts)
     name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()
     newest = run.checkpoints.get(name)
     seen = replace(

@@ -45,6 +45,8 @@ def answer(run: Run, action: AnswerEnd) -> None:
     response, begun = action.response, run.store.begun
     changes: dict[str, Any] = {"fruitless": action.fruitless, "best_step": action.best_step}
     changes["tried"] = asdict(response.tried)
+    if run.pipeline.train.foreign is not None and action.kind == ExitClass.FINISHED:
+        changes |= run.store.by_trainer()
     if response.micro_batch is not None:
         changes |= {"micro_batch": response.micro_batch, "micro_batch_of": run.pipeline.train.micro_batch}
     if response.fork is not None:

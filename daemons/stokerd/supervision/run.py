@@ -125,6 +125,12 @@ class Run:
         """Makes retention keep the checkpoints where the decays of the recorded launches begin."""
         self.checkpoints.keep_also(milestones(read_launches(self.layout.launches)[0]))
 
+    def prune_and_keep(self) -> None:
+        """Removes superfluous checkpoints, which makes room, and brings consumed.json up to date."""
+        for step in self.checkpoints.prune():
+            self.events.record("checkpoint_pruned", step=step)
+        self.accounts.keep(self.at)
+
     def run_id(self, *, or_of_newest: bool = False) -> str | None:
         """Returns the run's id from its record or, with `or_of_newest`, from its newest proven checkpoint."""
         if self.store.record is not None:

@@ -231,7 +231,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
             if said[name] is None:
                 said[name] = newest.body.get(name)
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
-    windows_left = max(0, accounts.last_step - (said["step"] or 0)) * train.global_batch
+    windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
     return {
         **said,
@@ -279,7 +279,8 @@ def status_text(shown: dict[str, Any]) -> str:
         doing = _PHASES.get(shown["phase"], doing)
     if shown["launch"] is None or shown["step"] is None:
         return doing
-    parts = [f"{doing}: step {shown['step']} of {shown['steps']}"]
+    of = f" of {shown['steps']}" if shown["steps"] is not None else ""
+    parts = [f"{doing}: step {shown['step']}{of}"]
     if shown["loss"] is not None:
         parts.append(f"loss {shown['loss']:.4f}")
     if shown["tokens_per_s"]:

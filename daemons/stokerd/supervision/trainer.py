@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.handover import Handover
 from stoker.kit.lock import Lock
 from stoker.kit.process import ProcessId, children_tree
@@ -18,6 +17,7 @@ from stoker.plan.log import Segment
 from stoker.store.errors import DataError, StorageError, Transient
 from stoker.store.record import new_id, read_record, utc_now, write_record
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
+from stoker.supervise.external.program import program
 from stoker.supervise.health import output, stacks
 from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
@@ -61,9 +61,7 @@ class TrainerControl:
 
         Raises Transient where no process, descriptor or room for its socket is to be had; nothing is counted.
         """
-        run, pin, now = self.run, self.run.planner.pin(), time.monotonic()
-        if pin is None:
-            raise DataError(f"{run.pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
+        run, now = self.run, time.monotonic()
         launch = Launch(
             launch=new_id(),
             timeline=run.accounts.timelines().current,
@@ -71,16 +69,26 @@ class TrainerControl:
             resume_step=run.at.step,
             until=run.accounts.until(run.at),
             notify_socket=self.context.runtime.notify_socket(run.pipeline.train.run),
+            is_foreign=run.pipeline.train.foreign is not None,
         )
-        self._record(launch, pin)
+        self._record(launch)
         with contextlib.suppress(OSError):  # the launch after this one tries again
             output.prune(run.layout.log)
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
+        started = program(
+            run.pipeline,
+            launch,
+            run.layout,
+            os.environ,
+            micro_batch=self._body["micro_batch"],
+            resumes_from=run.newest.body if run.newest else None,
+        )
         try:
             self.guarded = GuardedTrainer.launched(
-                launch_record.TRAINER,
-                environ=launch_record.trainer_environment(os.environ, launch, run.layout),
+                started.command,
+                environ=started.environ,
+                directory=started.directory,
                 lock=lock,
                 stop_time_s=run.pipeline.supervise.stop_time,
                 notify_socket=launch.notify_socket,
@@ -126,9 +134,14 @@ class TrainerControl:
         )
         self.guarded.trainer_pid = trainer.pid
 
-    def _record(self, launch: Launch, pin: DatasetPin) -> None:
-        run, step = self.run, launch.resume_step
-        body = launch_record.launch_body(
+    def _body_of(self, launch: Launch) -> dict[str, Any]:
+        """Returns launch.json's body."""
+        run = self.run
+        if launch.is_foreign:
+            return launch_record.foreign_body(launch, run.pipeline, run.store.begun)
+        if (pin := run.planner.pin()) is None:
+            raise DataError(f"{run.pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
+        return launch_record.launch_body(
             launch,
             run.pipeline,
             pin,
@@ -136,6 +149,9 @@ class TrainerControl:
             steps=run.accounts.steps(run.at),
             numerics=of_checkpoint(launch.resume_from) if launch.resume_from else None,
         )
+
+    def _record(self, launch: Launch) -> None:
+        run, step, body = self.run, launch.resume_step, self._body_of(launch)
         write_record(run.layout.launch, body)
         self._note_launch(body, step)
         self._body = body
@@ -177,7 +193,7 @@ class TrainerControl:
         return left < run.pipeline.train.global_batch
 
     def _with_evidence(self, trainer: Trainer, end: GuardedEnd) -> Trainer:
-        run = self.run
+        run, is_foreign = self.run, trainer.launch.is_foreign
         with contextlib.suppress(StorageError):  # the end is told without it
             run.checkpoints.note_sealed(run.accounts.history())  # nothing of the launch seals any more
         return trainer.ended(
@@ -187,6 +203,8 @@ class TrainerControl:
             headroom_after_bytes=self._memory.look().headroom_bytes,
             micro_batch=trainer.view.micro_batch or (self._body["numerics"] or {}).get("micro_batch"),
             free_bytes=free_bytes(run.layout.checkpoints),
+            # A foreign trainer that tells no step may have made them all.
+            last_step=None if is_foreign and trainer.view.step is None else trainer.evidence.last_step,
         )
 
     def note_cards(self, xids: Sequence[int], others_share: float | None) -> None:

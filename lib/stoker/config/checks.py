@@ -5,6 +5,7 @@ The hot budget is the disk's size less `stage.free_floor`, which Stoker never fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
     return [
         *_broken([(pipeline.name != file_stem, "name", name)]),
         *_broken(_places(pipeline)),
-        *_broken(_source(pipeline.dataset.source)),
+        *_broken(_source(pipeline.dataset.source) if pipeline.has_data else ()),
         *_broken(_data(pipeline)),
         *_broken(_training(pipeline)),
         *_broken(_not_yet(pipeline)),
@@ -70,6 +71,8 @@ def unusual_tokens(train: Train, vocab_size: int) -> str:
 def notes(pipeline: Pipeline) -> list[Fault]:
     """Returns notes on valid settings that may surprise; `config check` prints them."""
     checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
+    if pipeline.train.foreign is not None:
+        return _foreign_notes(pipeline)
     far = unusual_tokens(pipeline.train, vocabulary(pipeline)) if pipeline.tokenizer.train else ""
     warmup, horizon = pipeline.train.schedule.warmup_steps, pipeline.train.horizon
     return _broken(
@@ -92,6 +95,15 @@ def notes(pipeline: Pipeline) -> list[Fault]:
             ),
         ]
     )
+
+
+def _foreign_notes(pipeline: Pipeline) -> list[Fault]:
+    foreign = pipeline.train.foreign
+    told = (
+        "without a glob only those checkpoints are sealed that the trainer tells by the client "
+        "(stoker client); with none, each launch begins at the beginning"
+    )
+    return _broken([(foreign and not foreign.checkpoints, "train.external", told)])
 
 
 def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
@@ -208,7 +220,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     train, model, backoff = pipeline.train, pipeline.train.model, pipeline.supervise.backoff
     steps, tokens, batch = train.steps, train.tokens, train.seq_len * train.global_batch
     no_end = "is required; write how many steps the run takes (or train.tokens)"
-    yield steps is None and tokens is None, "train.steps", no_end
+    yield train.foreign is None and steps is None and tokens is None, "train.steps", no_end
     two_ends = "steps and tokens exclude each other; keep one of the two"
     yield steps is not None and tokens is not None, "train.tokens", two_ends
     too_few = f"{tokens} tokens do not fill one batch of {batch}; raise it"
@@ -217,6 +229,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     odd = f"{micro} does not divide global_batch {train.global_batch}; choose one of its divisors"
     yield isinstance(micro, int) and train.global_batch % micro, "train.micro_batch", odd
     yield from _schedule(train)
+    yield from _external(pipeline)
     yield train.on_checkpoint is not None and not _words(train), "train.on_checkpoint", NO_WORDS
     evaluate = train.evaluate
     evaluates = evaluate.every_steps and evaluate.tokens and pipeline.shard.val_ratio
@@ -250,6 +263,27 @@ def _words(train: Train) -> tuple[str, ...]:
         return ()
 
 
+def _external(pipeline: Pipeline) -> Iterator[Rule]:
+    """Yields the rules of a trainer of the user's own."""
+    train, external = pipeline.train, pipeline.train.external
+    yield train.command == (), "train.command", "has no words; write a program and its arguments, or null"
+    alone = "is about a trainer of your own, and train.command names none; name it there, or remove this"
+    yield external is not None and train.command is None, "train.external", alone
+    if external is not None and external.protocol == "full":
+        for key in ("step", "checkpoints", "resume"):
+            of_client = "means nothing for protocol: full, by which the trainer tells it; remove it"
+            yield key in external.model_fields_set, f"train.external.{key}", of_client
+    if (foreign := train.foreign) is None:
+        return
+    for word in foreign.resume:
+        unknown = set(re.findall(r"\{([^{}]*)\}", word)) - {"path", "step"}
+        text = f"{{{', '.join(sorted(unknown))}}} is unknown; {{path}} and {{step}} are filled in"
+        yield unknown, "train.external.resume", text
+    kept = "must be 0: nothing may leave hot while a trainer of your own reads it"
+    evicts = pipeline.has_data and pipeline.warm is not None and pipeline.evict.target_free != 0
+    yield evicts, "evict.target_free", kept
+
+
 def _schedule(train: Train) -> Iterator[Rule]:
     schedule = train.schedule
     if schedule.decay is None:
@@ -270,8 +304,6 @@ def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:
     train = pipeline.train
     for asks, key, text in (
         (train.launcher.processes > 1, "train.launcher.processes", "trains in one process only; write 1"),
-        (train.command is not None, "train.command", "starts its own trainer only; write null"),
-        (train.external is not None, "train.external", "starts its own trainer only; write null"),
         (pipeline.notify, "notify", "sends no notifications yet; write []"),
     ):
         yield asks, key, f"this version {text}"

@@ -15,13 +15,19 @@ from stoker.config.document import Document, KeyPath, Problem, Unreadable, read_
 from stoker.config.environment import apply_overrides
 from stoker.config.places import on_network
 from stoker.config.problems import explain, nearest
-from stoker.config.schema import Pipeline
+from stoker.config.schema import NO_DATASET, Pipeline
 from stoker.store.errors import ConfigError
 
 ALLOW_NETWORK = "STOKER_ALLOW_NETWORK_STATE"
 DEFAULT_MODEL = "474m"
 WSD_DECAY = 0.2  # of the steps: with it wsd ends at the loss of a cosine (Haegele et al. 2024, section 3)
 _MODEL: KeyPath = ("train", "model")
+# What a trainer of the user's own decides by itself, with the keys of a section as "section.key".
+_OF_BUILT_IN = (
+    *("seed", "tokens", "model", "seq_len", "global_batch", "micro_batch", "precision", "deterministic"),
+    *("compile", "recompute", "optimizer", "schedule", "evaluate", "launcher"),
+    *("checkpoint.every", "checkpoint.every_steps", "checkpoint.busy", "checkpoint.sealer_cores"),
+)
 
 
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Pipeline:
@@ -30,6 +36,7 @@ def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.
     try:
         document = read_document(file)
         apply_overrides(document, environ)
+        _settle_foreign(document)
         _resolve_model(document)
     except Unreadable as error:
         raise ConfigError(str(error)) from error
@@ -60,6 +67,33 @@ def examples_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "etc"
 
 
+def _settle_foreign(document: Document) -> None:
+    """Lets the data be left out where the trainer is the user's own; names the keys that it does not hear of.
+
+    Such a pipeline has NO_DATASET. Its hot is never made.
+    """
+    values, train = document.values, document.values.get("train")
+    external = train.get("external") if isinstance(train, dict) else None
+    is_full = isinstance(external, dict) and external.get("protocol") == "full"
+    if not isinstance(train, dict) or train.get("command") is None or is_full:
+        return
+    for key in _OF_BUILT_IN:
+        section, _, inner = key.rpartition(".")
+        holder = train.get(section) if section else train
+        if isinstance(holder, dict) and inner in holder:
+            text = "is a setting of the built-in trainer, and train.command names another; remove it"
+            document.problems.append(document.problem(("train", *key.split(".")), text))
+            del holder[inner]
+    if "dataset" not in values:
+        values["dataset"] = NO_DATASET
+        if isinstance(state := values.get("state", _state_of(values)), str):
+            values.setdefault("hot", f"{state}/hot")
+
+
+def _state_of(values: Mapping[str, Any]) -> str:
+    return f"/var/lib/stoker/{values.get('name')}"
+
+
 def _resolve_model(document: Document) -> None:
     """Replaces a model's name by the mapping of that model."""
     train = document.values.get("train")
@@ -83,7 +117,7 @@ def _settle_defaults(document: Document) -> None:
     """Fills in the defaults that depend on another key."""
     values = document.values
     if isinstance(values.get("name"), str):
-        values.setdefault("state", f"/var/lib/stoker/{values['name']}")
+        values.setdefault("state", _state_of(values))
     shard = values.setdefault("shard", {})
     if isinstance(shard, dict) and values.get("warm") is not None:
         shard.setdefault("release", "after_sync")

@@ -57,6 +57,21 @@ def read_text(value: object) -> str:
     return str(text)
 
 
+def read_word(value: object) -> str:
+    """Reads a word of a command as it is written: a number or a `true` without quotes is a text, too."""
+    text = str(_scalar(value, "a word"))
+    if "\0" in text:
+        raise ValueError("holds a NUL character; remove it")
+    return text
+
+
+def read_words(value: object) -> object:
+    """Reads the words of a command; refuses a single text, which no shell would split."""
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is one text; write a list of words, such as [python, train.py]")  # noqa: TRY004
+    return value
+
+
 def read_flag(value: object) -> bool:
     """Reads true or false, in any of YAML's spellings."""
     if isinstance(value, bool):
@@ -184,6 +199,7 @@ _Duration = Annotated[float, BeforeValidator(read_duration), _writer(units.write
 Number = Annotated[float, BeforeValidator(read_number)]
 
 Text = Annotated[str, BeforeValidator(read_text)]
+Words = Annotated[tuple[Annotated[str, BeforeValidator(read_word)], ...], BeforeValidator(read_words)]
 Name = Annotated[str, BeforeValidator(_name)]
 DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
 Flag = Annotated[bool, BeforeValidator(read_flag)]

@@ -74,6 +74,10 @@ class Dataset(Section):
     filters: Filters = Filters()
 
 
+# Of a pipeline whose trainer brings its own data. No file can name it: a dataset's name has a character.
+NO_DATASET = Dataset.model_construct(name="", source=Source.model_construct(kind="folder"))
+
+
 class Download(Section):
     """Transfer policy."""
 
@@ -229,6 +233,11 @@ class Pipeline(Section):
     def file(self) -> Path:
         """The absolute path of the pipeline file."""
         return self._file
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the pipeline prepares a dataset; a trainer of the user's own may bring its own data."""
+        return bool(self.dataset.name)
 
     @property
     def owner(self) -> str:

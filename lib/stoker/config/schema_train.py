@@ -22,6 +22,7 @@ from stoker.config.reading import (
     Share,
     ShareBelowOne,
     Text,
+    Words,
 )
 
 
@@ -129,7 +130,7 @@ class External(Section):
     directory: FilePath | None = None  # where it runs; None: in the pipeline file's directory
     step: Text | None = "auto"  # of its output: known lines, a regular expression, or None: nothing is read
     checkpoints: Text | None = None  # a glob, from `directory`
-    resume: tuple[Text, ...] = ()  # added to the command at a resume, with {path} and {step} filled in
+    resume: Words = ()  # added to the command at a resume, with {path} and {step} filled in
 
 
 class Train(Section):
@@ -154,7 +155,7 @@ class Train(Section):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     launcher: Launcher = Launcher()
-    command: tuple[Text, ...] | None = None  # a trainer of the user's own
+    command: Words | None = None  # a trainer of the user's own
     external: External | None = None
     on_checkpoint: Text | None = None  # a command for each proven checkpoint, in words as a shell reads them
     on_checkpoint_limit: PositiveSeconds = 3600.0  # then it is ended

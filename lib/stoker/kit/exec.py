@@ -1,6 +1,7 @@
-"""Ties children to their parent: `python -m stoker.kit.exec PPID SIGNAL -- CMD...` starts one.
+"""Ties children to their parent: `python -m stoker.kit.exec PPID SIGNAL DIRECTORY -- CMD...` starts one.
 
-The program asks for SIGNAL at the end of its parent, checks that PPID is still the parent, then becomes CMD.
+The program asks for SIGNAL at the end of its parent, checks that PPID is still the parent, then becomes CMD,
+in DIRECTORY unless that is empty. The parent enters no directory itself: its disk may hang.
 Exit codes before CMD runs: 64 usage, 75 the parent is gone, 126 not executable, 127 not found. This module
 imports little because it is the first to run in every child.
 """
@@ -13,7 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping
 
-USAGE = "usage: python -m stoker.kit.exec PPID SIGNAL -- CMD [ARGUMENT...]"
+USAGE = "usage: python -m stoker.kit.exec PPID SIGNAL DIRECTORY -- CMD [ARGUMENT...]"
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 # Variables that the service manager sets for the daemon, not for its children.
@@ -50,21 +51,24 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**inherited, **(extra or {})}
 
 
-def launch_command(command: list[str], death: signal.Signals = signal.SIGTERM) -> list[str]:
+def launch_command(
+    command: list[str], death: signal.Signals = signal.SIGTERM, directory: str = ""
+) -> list[str]:
     """Returns the command that starts `command` as a child of this process, through the exec launcher.
 
     The child gets the signal `death` when this process ends. -P: a file in the working directory must not
     replace a module.
     """
-    return [sys.executable, "-P", "-m", "stoker.kit.exec", str(os.getpid()), str(death.value), "--", *command]
+    launcher = [sys.executable, "-P", "-m", "stoker.kit.exec"]
+    return [*launcher, str(os.getpid()), str(death.value), directory, "--", *command]
 
 
 def main(argv: list[str]) -> int:
     """Becomes the command; returns an exit code only when that fails."""
-    if len(argv) < 4 or not argv[0].isdigit() or not argv[1].isdigit() or argv[2] != "--":
+    if len(argv) < 5 or not argv[0].isdigit() or not argv[1].isdigit() or argv[3] != "--":
         print(USAGE, file=sys.stderr)
         return 64
-    parent, command = int(argv[0]), argv[3:]
+    parent, directory, command = int(argv[0]), argv[2], argv[4:]
     set_death_signal(int(argv[1]))
     if os.getppid() != parent:  # the parent ended between fork and prctl: no signal would ever come
         print(f"stoker.kit.exec: parent {parent} is gone; not starting {command[0]}", file=sys.stderr)
@@ -72,10 +76,15 @@ def main(argv: list[str]) -> int:
     # Python ignores these two signals for itself, and an ignored signal stays ignored over exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    doing = f"enter {directory}"
     try:
+        if directory:
+            os.chdir(directory)
+            os.environ["PWD"] = directory  # as a shell does: programs ask it
+        doing = f"start {command[0]}"
         os.execvp(command[0], command)  # noqa: S606 - an argument list, no shell
     except OSError as error:
-        print(f"stoker.kit.exec: cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        print(f"stoker.kit.exec: cannot {doing}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 

@@ -1,6 +1,6 @@
 """The process between a supervisor and its trainer: prevents orphans and a second trainer of the same run.
 
-    python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT -- CMD...
+    python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT DIRECTORY -- CMD...
 
 The guard is the subreaper of every process that CMD starts, in any session, and keeps the lock's descriptor
 open until its tree is empty. On SIGTERM, when its parent ends, and after CMD ends, the guard stops the
@@ -8,7 +8,7 @@ processes that are left: TERM to each process, KILL to each after the stop time,
 process is reaped.
 
 What CMD's tree prints is kept in the file OUTPUT and passed on to stderr (see relay); with an empty OUTPUT it
-prints to the guard's own stdout and stderr.
+prints to the guard's own stdout and stderr. CMD runs in DIRECTORY, or where the guard does if that is empty.
 
 The guard writes JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"},
 {"exited":{"code"}|{"signal"},"peak_bytes"}, {"empty":true}; `peak_bytes` is the largest resident size of a
@@ -35,7 +35,7 @@ from stoker.kit.exec import launch_command, set_child_subreaper, set_death_signa
 from stoker.kit.process import ProcessId, children_tree, readable, signal_process
 from stoker.kit.relay import Relay
 
-USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT -- CMD [ARGUMENT...]"
+USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT DIRECTORY -- CMD [ARG...]"
 IDLE_S = 5.0  # between two checks of the parent, in case its death signal gets lost
 STOPPING_S = 0.2  # between two searches for processes that have not had their TERM
 KILLING_S = 0.05  # between two rounds of KILL
@@ -54,8 +54,9 @@ class Guard:
         parent: int,
         stop_time_s: float,
         output: str = "",
+        directory: str = "",
     ) -> None:
-        self._command = command
+        self._command, self._directory = command, directory
         self._report_fd, self._lock_fd = report_fd, lock_fd
         self._parent = parent
         self._stop_time_s = stop_time_s
@@ -95,7 +96,7 @@ class Guard:
         # Through the exec launcher: if this guard is killed, the kernel asks the trainer to save and end.
         relay = self._relay
         into = [(os.POSIX_SPAWN_DUP2, relay.writing, number) for number in (1, 2)] if relay else []
-        command = launch_command(self._command)
+        command = launch_command(self._command, directory=self._directory)
         child = os.posix_spawn(sys.executable, command, os.environ, setsigmask=[], file_actions=into)
         if relay is not None:
             relay.begin()
@@ -172,17 +173,25 @@ def _wake_on_signals(on_stop: Any) -> int:
 
 def main(argv: list[str]) -> int:
     """Runs the guard; returns its exit code."""
-    if len(argv) < 7 or argv[5] != "--":
+    if len(argv) < 8 or argv[6] != "--":
         print(USAGE, file=sys.stderr)
         return 64
     parent, lock_fd, report_fd = map(int, argv[:3])
-    stop_time_s, output, command = float(argv[3]), argv[4], argv[6:]
+    stop_time_s, output, directory, command = float(argv[3]), argv[4], argv[5], argv[7:]
     for descriptor in (lock_fd, report_fd):
         os.set_inheritable(descriptor, False)  # for the guard alone: the trainer must not hold its own lock
     os.set_blocking(report_fd, False)
     if os.getsid(0) != os.getpid():
         os.setsid()
-    guard = Guard(command, report_fd, lock_fd=lock_fd, parent=parent, stop_time_s=stop_time_s, output=output)
+    guard = Guard(
+        command,
+        report_fd,
+        lock_fd=lock_fd,
+        parent=parent,
+        stop_time_s=stop_time_s,
+        output=output,
+        directory=directory,
+    )
     set_child_subreaper()
     set_death_signal(signal.SIGTERM)
     return guard.run()

@@ -233,9 +233,15 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
     if trainer is None:
         return (do.Enter(Phase.CLEANING),)
     if (end := seen.end) is not None:
-        is_asked, view = trainer.stop_asked_at is not None, trainer.view
+        # A service manager's stop asks the trainer together with the supervisor.
+        is_asked = trainer.stop_asked_at is not None or seen.is_stopping
         exit_ = classify(
-            end, trainer.evidence, is_asked=is_asked, is_hung=trainer.is_hung, last_words=view.error
+            end,
+            trainer.evidence,
+            is_asked=is_asked,
+            is_hung=trainer.is_hung,
+            is_foreign=trainer.launch.is_foreign,
+            last_words=trainer.view.error,
         )
         following: do.Action = do.End(0) if seen.is_stopping else do.Enter(Phase.CLEANING)
         return do.EndLaunch(exit_, is_forgiven=seen.is_stopping), following

@@ -81,12 +81,14 @@ def classify(
     *,
     is_asked: bool,
     is_hung: bool,
+    is_foreign: bool = False,
     last_words: str | None = None,
 ) -> Exit:
     """Returns the class of an end; `finished` stands only if the newest checkpoint agrees.
 
     `is_asked`: the supervisor sent a stop; `is_hung`: it did so because the trainer showed no progress. A
-    stop that was asked for is kept by the sealed checkpoint, whatever code a launcher makes of it.
+    stop that was asked for is kept by the sealed checkpoint, whatever code a launcher makes of it. A trainer
+    that `is_foreign` may do no more than die of it: that is no fault either.
     """
     seen = evidence or Evidence()
     if is_hung:
@@ -96,6 +98,8 @@ def classify(
     if end.code == end.signum is None:
         return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
     how = f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
+    if is_asked and is_foreign and end.signum != signal.SIGKILL:
+        return Exit(ExitClass.STOPPED, f"stopped as asked ({how}); what it did not save is lost")
     words = f": {last_words}" if last_words else ""
     kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words

@@ -58,8 +58,9 @@ class GuardedTrainer:
         notify_socket: Path,
         waiter: Waiter,
         output: Path | None = None,
+        directory: Path | None = None,
     ) -> GuardedTrainer:
-        """Starts the command under a guard, which keeps in the file `output` what it prints.
+        """Starts the command in `directory` under a guard, which keeps what it prints in `output`.
 
         Raises OSError, and leaves nothing open, where the system lacks what that takes.
         """
@@ -72,10 +73,12 @@ class GuardedTrainer:
             reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             unless_started.callback(os.close, reports)
             os.set_blocking(writing, True)
-            of_guard = map(str, (os.getpid(), lock.fileno(), writing, stop_time_s, output or ""))
+            of_guard = map(
+                str, (os.getpid(), lock.fileno(), writing, stop_time_s, output or "", directory or "")
+            )
             try:
                 guard = subprocess.Popen(
-                    [sys.executable, "-m", "stoker.kit.guard", *of_guard, "--", *command],
+                    [sys.executable, "-P", "-m", "stoker.kit.guard", *of_guard, "--", *command],
                     env=dict(environ),
                     stdin=subprocess.DEVNULL,
                     pass_fds=(lock.fileno(), writing),

@@ -44,6 +44,7 @@ class Launch:
     resume_step: int
     notify_socket: Path
     until: int | None = None  # a step to stop at, before the horizon
+    is_foreign: bool = False  # the trainer is the user's own, reads no plan and seals nothing
 
 
 def launch_body(
@@ -108,6 +109,28 @@ def launch_body(
             "seq_len": identity.seq_len,
         },
         "origin": identity.origin and asdict(identity.origin),
+        "run_record": record.for_checkpoints(),
+    }
+
+
+def foreign_body(launch: Launch, pipeline: Pipeline, record: RunRecord) -> dict[str, Any]:
+    """Returns launch.json's body for a trainer of the user's own, which reads nothing of it.
+
+    Its command is left out: it may hold a password.
+    """
+    identity = record.identity
+    return {
+        "v": 1,
+        "launch": launch.launch,
+        "run": identity.run,
+        "run_id": identity.run_id,
+        "pipeline": pipeline.name,
+        "timeline": launch.timeline,
+        "config_digest": config_digest(identity, {}, ""),
+        "steps": pipeline.train.steps,
+        "until": None,
+        "micro_batch": record.micro_batch,
+        "numerics": None,
         "run_record": record.for_checkpoints(),
     }
 
@@ -193,7 +216,7 @@ def launched_body(launch_body: Mapping[str, Any], *, resume_step: int, time: str
         "launch": launch_body["launch"],
         "timeline": launch_body["timeline"],
         "resume_step": resume_step,
-        "settings": {name: launch_body[name] for name in SETTINGS},
+        "settings": {name: launch_body[name] for name in SETTINGS if name in launch_body},
         "time": time,
     }
 

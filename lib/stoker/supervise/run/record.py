@@ -19,6 +19,9 @@ from stoker.supervise.run.origin import Origin
 RunState = Literal["waiting", "running", "paused", "halted", "finished", "failed"]
 
 
+BY_TRAINER = "trainer"  # why a run is finished whose trainer, the user's own, ended with 0
+
+
 @dataclass(frozen=True)
 class Identity:
     """A run's identity, complete enough that any checkpoint can restore run.json.
@@ -56,8 +59,8 @@ class Heldout:
 
 
 PROGRESS = (
-    *("state", "finished", "launches", "fruitless", "best_step", "reason", "halted", "paused"),
-    *("micro_batch", "micro_batch_of", "fork", "suspect", "suspects", "tried"),
+    *("state", "finished", "finished_with", "launches", "fruitless", "best_step", "reason"),
+    *("halted", "paused", "micro_batch", "micro_batch_of", "fork", "suspect", "suspects", "tried"),
 )
 
 
@@ -65,6 +68,7 @@ PROGRESS = (
 class RunRecord:
     """The run's present state. `launches` counts all, `fruitless` the latest ones in a row without progress.
 
+    `finished_with` is the digest of the file by which a foreign trainer finished.
     `best_step` is the furthest step ever reported or sealed, `reason` why the run failed. `halted` says why
     no launch is made until an operator resumes the run or changes its file, `paused` who asked for that.
 
@@ -77,6 +81,7 @@ class RunRecord:
     heldout: Heldout | None = None
     state: RunState = "waiting"
     finished: str | None = None
+    finished_with: str | None = None
     launches: int = 0
     fruitless: int = 0
     best_step: int = 0

@@ -1,0 +1,80 @@
+"""What a launch starts: the built-in trainer, or one of the user's own with what its level is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.config.schema import Pipeline
+from stoker.config.schema_train import External
+from stoker.store.layout import RunLayout
+from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
+
+_PLACE = re.compile(r"\{(path|step)\}")
+# What the built-in trainer gets besides; a trainer of the user's own must not see one of these by accident.
+_OF_BUILT_IN = ("PYTHONSAFEPATH", "STOKER_PLAN", "STOKER_TIMELINES")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command in words, its environment, and the directory in which it runs (None: the supervisor's)."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    directory: Path | None = None
+
+
+def program(
+    pipeline: Pipeline,
+    launch: Launch,
+    layout: RunLayout,
+    environ: Mapping[str, str],
+    *,
+    micro_batch: int | None = None,
+    resumes_from: Mapping[str, Any] | None = None,
+) -> Program:
+    """Returns what a launch starts; `environ` is the supervisor's environment.
+
+    `resumes_from` is the checkpoint.json of the checkpoint to resume from, None at the beginning;
+    `micro_batch` is what is left of a trainer's after memory ran out.
+    """
+    train, built_in = pipeline.train, trainer_environment(environ, launch, layout)
+    if train.command is None:
+        return Program(TRAINER, built_in)
+    directory = working_directory(pipeline)
+    if (foreign := train.foreign) is None:
+        full = {name: value for name, value in built_in.items() if name != "PYTHONSAFEPATH"}
+        return Program(train.command, full, directory)
+    path = None if resumes_from is None else own_path(resumes_from, directory)
+    ours = {
+        "STOKER_RESUME_FROM": str(path or ""),
+        "STOKER_RESUME_STEP": str(launch.resume_step if path else ""),
+        "STOKER_MICRO_BATCH": str(micro_batch or ""),
+    }
+    if pipeline.has_data:
+        ours["STOKER_SHARDS"] = str(pipeline.hot_layout.shards(pipeline.dataset.name))
+    kept = {name: value for name, value in built_in.items() if name not in _OF_BUILT_IN}
+    return Program((*train.command, *resuming(foreign, path, launch.resume_step)), kept | ours, directory)
+
+
+def working_directory(pipeline: Pipeline) -> Path:
+    """Returns where a trainer of the user's own runs."""
+    external = pipeline.train.external or External()
+    return external.directory or pipeline.file.parent
+
+
+def own_path(checkpoint: Mapping[str, Any], directory: Path) -> Path | None:
+    """Returns the trainer's own path of a sealed checkpoint, by its checkpoint.json; None without one."""
+    external = checkpoint.get("external")
+    return None if external is None else directory / external["path"]
+
+
+def resuming(foreign: External, path: Path | None, step: int) -> tuple[str, ...]:
+    """Returns the words that a command gets at a resume from a path; none at the beginning."""
+    if path is None:
+        return ()
+    named = {"path": str(path), "step": str(step)}
+    return tuple(_PLACE.sub(lambda place: named[place[1]], word) for word in foreign.resume)
