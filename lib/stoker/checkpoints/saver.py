@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.checkpoints.handover import File, Layout, Memory, Sealer, lay_out
 from stoker.checkpoints.seal import CheckpointWriter
@@ -45,12 +45,6 @@ class Copier:
         return memoryview(part).cast("B")
 
 
-class Say(Protocol):
-    """Tells the supervisor: checkpoint=name, done=bytes, save_failed=why, save_in_place=why."""
-
-    def __call__(self, **words: object) -> None: ...
-
-
 class Saver:
     """The saves of one launch, which resumed from step `step`.
 
@@ -61,15 +55,18 @@ class Saver:
         self,
         sealer: Sealer,
         copier: Copier,
-        say: Say,
+        say: Callable[..., None],
         *,
         step: int,
         every: tuple[float | None, int | None],
         skips: bool = False,
         headroom: Callable[[], int] = lambda: MemoryWatch().look().headroom_bytes,
     ) -> None:
-        """`every` is in seconds and in steps; `skips`: a save that is due while one is in flight."""
-        self.saved_step, self.saved_at = step, time.monotonic()  # of the last save that has not failed
+        """`every` is in seconds and in steps; `skips`: a save that is due while one is in flight.
+
+        `say` tells the supervisor checkpoint=name, done=bytes, save_failed=why or save_in_place=why.
+        """
+        self.saved_step, self._saved_at = step, time.monotonic()  # of the last save that has not failed
         self._sealer, self._copier, self._say = sealer, copier, say
         self._every, self._skips, self._headroom = every, skips, headroom
         self._memory = Memory()
@@ -87,7 +84,7 @@ class Saver:
         if self._pending is not None and self._skips:
             return False
         return is_due(
-            *self._every, step=step, saved_step=self.saved_step, unsaved_s=time.monotonic() - self.saved_at
+            *self._every, step=step, saved_step=self.saved_step, unsaved_s=time.monotonic() - self._saved_at
         )
 
     def has_sealed(self, step: int) -> bool:
@@ -105,7 +102,7 @@ class Saver:
         if self._reserving is not None:
             self._reserving.join()
         self.wait()
-        self.saved_step, self.saved_at = body["step"], time.monotonic()
+        self.saved_step, self._saved_at = body["step"], time.monotonic()
         self._pending = self.saved_step
         layout = lay_out(files, body)
         if why := self._why_not_copied(layout.size):

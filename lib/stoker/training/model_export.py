@@ -7,6 +7,7 @@ its place; fused matrices are taken apart by rows. One tensor at a time is read,
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,9 +127,7 @@ class _Part:
         height, *rest = saved.get_shape()
         self._saved, self._rows = saved, slice(rows.start, height if rows.stop is None else rows.stop)
         self.shape = (self._rows.stop - self._rows.start, *rest)
-        self.nbytes = 4
-        for length in self.shape:
-            self.nbytes *= length
+        self.nbytes = 4 * math.prod(self.shape)  # float32
 
     def read(self) -> memoryview:
         data: memoryview = self._saved[self._rows].data

@@ -24,7 +24,6 @@ from stoker.training.steps.device import compiler, lacks_to_compile, most_window
 CPU_LOSS_CHUNK = 256
 CUDA_LOSS_CHUNK = 8192
 
-
 MACHINE = ("device", "card", "cuda", "cpu", "torch", "compiler")
 
 
@@ -81,27 +80,20 @@ def resolve(launch: Launch, device: torch.device) -> Numerics:
     kernel that this Stoker or this device lacks is replaced. Raises ConfigError for a wish that this machine
     cannot fulfil, and for a replay that would not have the same.
     """
-    lack, kept = lacks_to_compile(device), dict(launch.numerics or {})
-    if launch.compile == "blocks" and lack and not launch.is_replay:
-        raise ConfigError(
-            f"train.compile is blocks, and this machine lacks {lack}: install it, or write none"
-        )
-    if launch.compile == "auto" and lack and device.type == "cuda":
-        print(f"trainer: blocks are not compiled, because this machine lacks {lack}", file=sys.stderr)
-    asked = {} if launch.is_replay else _asked(launch, kept)
-    by_default = "bfloat16" if device.type == "cuda" else "float32"
-    chosen: dict[str, Any] = {"precision": by_default, "micro_batch": None, ASKED: None}
-    chosen |= {name: kept[name] for name in chosen if name in kept} | asked
+    kept, is_cuda = launch.numerics or {}, device.type == "cuda"
+    chosen: dict[str, Any] = {
+        "precision": kept.get("precision", "bfloat16" if is_cuda else "float32"),
+        "micro_batch": kept.get("micro_batch")
+        or most_windows(global_batch=launch.global_batch, seq_len=launch.seq_len, device=device.type),
+        ASKED: kept.get(ASKED),
+    }
+    if not launch.is_replay:
+        _check_compiler(launch, device)
+        chosen |= _asked(launch, kept)
     for name, known in kernels(launch, device, chosen["precision"]).items():
-        chosen[name] = kept[name] if kept.get(name) in known else known[0]
-    chosen |= asked
-    is_its_own = chosen["loss"] == kept.get("loss")
-    by_device = CUDA_LOSS_CHUNK if device.type == "cuda" else CPU_LOSS_CHUNK
-    chosen["loss_chunk"] = kept["loss_chunk"] if is_its_own else by_device
-    if chosen["micro_batch"] is None:
-        chosen["micro_batch"] = most_windows(
-            global_batch=launch.global_batch, seq_len=launch.seq_len, device=device.type
-        )
+        chosen.setdefault(name, kept[name] if kept.get(name) in known else known[0])
+    by_device = CUDA_LOSS_CHUNK if is_cuda else CPU_LOSS_CHUNK
+    chosen["loss_chunk"] = kept["loss_chunk"] if chosen["loss"] == kept.get("loss") else by_device
     numerics = Numerics(**chosen, **machine(device, chosen["compile"]))
     if launch.is_replay and (changes := differences(kept, numerics.body())):
         raise ConfigError(
@@ -109,6 +101,18 @@ def resolve(launch: Launch, device: torch.device) -> Numerics:
             "these are the same"
         )
     return numerics
+
+
+def _check_compiler(launch: Launch, device: torch.device) -> None:
+    """Raises ConfigError where the operator asks for compiled blocks and this machine cannot make them."""
+    if not (lack := lacks_to_compile(device)):
+        return
+    if launch.compile == "blocks":
+        raise ConfigError(
+            f"train.compile is blocks, and this machine lacks {lack}: install it, or write none"
+        )
+    if launch.compile == "auto" and device.type == "cuda":
+        print(f"trainer: blocks are not compiled, because this machine lacks {lack}", file=sys.stderr)
 
 
 def _known_compile(device: torch.device) -> tuple[str, ...]:

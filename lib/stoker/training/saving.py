@@ -128,15 +128,13 @@ class TensorCopier(Copier):
         runtime.cudaHostRegister(self._pinned, memory.nbytes, 0)
 
     def copy(self, layout: Layout, memory: memoryview) -> None:
-        if self._stream is None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):  # without one it does nothing
             for part, start, end in layout.parts:
                 _copy(part, memory[start:end])
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            for part, start, end in layout.parts:
-                _copy(part, memory[start:end])
-        self._copied = self._stream.record_event()
+        if self._stream is not None:
+            self._copied = self._stream.record_event()
 
     def is_done(self, *, wait: bool) -> bool:
         if self._copied is not None and wait:
