@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stoker.checkpoints.handover import Sealer
 from stoker.plan.log import End, PlanWriter, Segment, segment_key
 from stoker.shards.tokenize.tokenizer import train_tokenizer
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.record import write_record
 from stoker.supervise.replay.replay_verdict import TIMED
+from stoker.training.launch import read_launch
+from stoker.training.protocol import Protocol, Stop
 from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from stoker.training.loop import Training
 
 VOCAB = 300
 SEQ_LEN = 16
@@ -104,6 +111,22 @@ class TrainerRun:
                 stderr=errors,
                 cwd=self.root,
             )
+
+    @contextlib.contextmanager
+    def training(
+        self, *, resume: Path | None = None, socket_path: Path | None = None, **overrides: Any
+    ) -> Iterator[Training]:
+        """The training of launch-1, loaded in this process, and its sealer."""
+        from stoker.training.load import load  # torch takes seconds
+
+        write_record(self.layout.launch, self.record("launch-1") | self.overrides | overrides)
+        environ = {"STOKER_RUN_DIR": str(self.layout.root), "STOKER_RESUME_FROM": str(resume or "")}
+        protocol = Protocol(str(socket_path or ""), "launch-1")
+        sealer = Sealer(self.layout.checkpoints, "launch-1")
+        try:
+            yield load(read_launch(environ), protocol, Stop(), sealer)
+        finally:
+            sealer.end()
 
     @property
     def errors(self) -> Path:

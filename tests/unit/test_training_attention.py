@@ -11,29 +11,17 @@ from torch import Tensor
 
 from stoker.training.model.attention import Attention, DocumentMask, Documents, attend, rotary_tables
 from stoker.training.model.shape import Shape
-from stoker.training.model.transformer import Model, initialize
+from stoker.training.model.transformer import Model
+from support.models import SHAPE, make_model
 
 EOT = 7
-SHAPE = Shape(
-    vocab_size=50,
-    seq_len=32,
-    layers=2,
-    width=32,
-    heads=4,
-    kv_heads=2,
-    ffn_width=24,
-    rope_theta=10000.0,
-    norm_eps=1e-5,
-    tie_embeddings=False,
-    document_mask=True,
-)
+MASKED = replace(SHAPE, width=32, document_mask=True)
 # The first window begins in the middle of a document; the second has an empty document; the third is one.
 BEGINS = ((9, 20), (0, 5, 6, 31), ())
 
 
-def make(shape: Shape = SHAPE) -> Model:
-    model = Model(shape)
-    initialize(model, 1)
+def make() -> Model:
+    model = make_model(MASKED)
     with torch.no_grad():  # a model that is not yet trained attends to all alike
         for parameter in model.parameters():
             parameter.mul_(4.0 if parameter.ndim == 2 else 1.0)
@@ -79,7 +67,7 @@ def test_packed_attention_on_a_card_equals_the_dense_mask_on_the_cpu() -> None:
 
 
 def test_normed_heads_do_not_hang_on_the_size_of_queries_and_keys() -> None:
-    shape = replace(SHAPE, qk_norm=True)
+    shape = replace(MASKED, qk_norm=True)
     attention = Attention(shape)
     x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(4))
     tables = rotary_tables(8, 8, 10000.0)
@@ -102,7 +90,6 @@ def test_attention_without_documents_is_causal() -> None:
 
 
 def test_a_model_without_the_later_keys_does_not_name_them() -> None:
-    plain = replace(SHAPE, document_mask=False)
-    assert not {"qk_norm", "document_mask"} & plain.body().keys()
-    for shape in (plain, SHAPE, replace(SHAPE, qk_norm=True, tie_embeddings=True)):
+    assert not {"qk_norm", "document_mask"} & SHAPE.body().keys()
+    for shape in (SHAPE, MASKED, replace(SHAPE, qk_norm=True, tie_embeddings=True)):
         assert Shape.parse(shape.body(), vocab_size=50, seq_len=32) == shape

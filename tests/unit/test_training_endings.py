@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.checkpoints.handover import Sealer
-from stoker.store.record import write_record
 from stoker.supervise.run.early_stop import Standstill, read_evaluations, standstill
-from stoker.training.launch import read_launch
-from stoker.training.load import load
-from stoker.training.protocol import Protocol, Stop
 from support.trainer_run import TrainerRun
 
 
@@ -25,13 +20,8 @@ def run(tmp_path: Path) -> TrainerRun:
 
 def train(run: TrainerRun, resume: Path | None = None, **changes: Any) -> str:
     """Trains in this process; returns why it ended."""
-    write_record(run.layout.launch, run.record("launch-1") | changes)
-    environ = {"STOKER_RUN_DIR": str(run.layout.root), "STOKER_RESUME_FROM": str(resume or "")}
-    sealer = Sealer(run.layout.checkpoints, "launch-1")
-    try:
-        return load(read_launch(environ), Protocol("", "launch-1"), Stop(), sealer).run()
-    finally:
-        sealer.end()
+    with run.training(resume=resume, **changes) as training:
+        return training.run()
 
 
 def test_the_step_where_wsd_begins_to_decay_is_sealed_though_none_is_due_and_one_in_flight(

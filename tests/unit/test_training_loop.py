@@ -10,34 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.checkpoints.handover import Sealer
 from stoker.store.errors import NonFinite
-from stoker.store.record import write_record
-from stoker.training.launch import read_launch
-from stoker.training.load import load
-from stoker.training.loop import Training
-from stoker.training.protocol import Protocol, Stop
 from stoker.training.state import SavedState, load_tensors, read_json
 from support.trainer_run import TrainerRun
 
-
-def training_of(
-    run: TrainerRun,
-    sealer: Sealer,
-    *,
-    late: bool = False,
-    resume: Path | None = None,
-    optimizer: str = "adamw",
-) -> Training:
-    record = run.record("launch-1")
-    record["optimizer"]["name"] = optimizer
-    changes = {"checkpoint": {"every_s": None, "every_steps": 4}, "deterministic": False}
-    write_record(run.layout.launch, record | changes)
-    resume_from = {"STOKER_RESUME_FROM": str(resume)} if resume else {}
-    launch = read_launch({"STOKER_RUN_DIR": str(run.layout.root)} | resume_from)
-    training = load(launch, Protocol("", "launch-1"), Stop(), sealer)
-    training.looks_late = late
-    return training
+SEALS = {"checkpoint": {"every_s": None, "every_steps": 4}, "deterministic": False}
 
 
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -53,18 +30,17 @@ def test_looking_a_step_late_changes_no_bit_no_row_and_no_checkpoint(tmp_path: P
     for late in (False, True):
         run = TrainerRun(tmp_path / str(late))
         run.plan(104, end=True)  # a batch more than the run takes
-        sealer = Sealer(run.layout.checkpoints, "launch-1")
-        training = training_of(run, sealer, late=late)
         looks: list[tuple[int, int]] = []  # steps begun and steps made, whenever a step begins
-        training.model.embedding.register_forward_pre_hook(
-            lambda module, _, training=training, looks=looks: (
-                looks.append((training.optimizer.steps, training.progress.step))
-                if torch.is_grad_enabled()
-                else None
+        with run.training(**SEALS) as training:
+            training.looks_late = late
+            training.model.embedding.register_forward_pre_hook(
+                lambda module, _, training=training, looks=looks: (
+                    looks.append((training.optimizer.steps, training.progress.step))
+                    if torch.is_grad_enabled()
+                    else None
+                )
             )
-        )
-        assert training.run() == "steps"
-        sealer.end()
+            assert training.run() == "steps"
         assert any(begun > made for begun, made in looks) == late
         runs.append(run)
     at_once, late_run = runs
@@ -81,20 +57,19 @@ def test_a_step_that_is_not_finite_ends_the_launch_with_the_state_before_it_seal
 ) -> None:
     run = TrainerRun(tmp_path)
     run.plan(200)
-    sealer = Sealer(run.layout.checkpoints, "launch-1")
-    training = training_of(run, sealer, late=late)
     before: dict[str, torch.Tensor] = {}
+    with run.training(**SEALS) as training:
+        training.looks_late = late
 
-    def spoil(gradient: torch.Tensor) -> torch.Tensor:
-        if training.optimizer.steps == 6:  # in the seventh step
-            before.update((name, each.clone()) for name, each in training.optimizer.tensors().items())
-            return gradient * math.nan
-        return gradient
+        def spoil(gradient: torch.Tensor) -> torch.Tensor:
+            if training.optimizer.steps == 6:  # in the seventh step
+                before.update((name, each.clone()) for name, each in training.optimizer.tensors().items())
+                return gradient * math.nan
+            return gradient
 
-    training.model.norm.weight.register_hook(spoil)
-    with pytest.raises(NonFinite, match="step 7 was not applied") as end:
-        training.run()
-    sealer.end()
+        training.model.norm.weight.register_hook(spoil)
+        with pytest.raises(NonFinite, match="step 7 was not applied") as end:
+            training.run()
     assert training.optimizer.steps == 7 + late  # the step behind it was under way, and changed nothing
     assert (end.value.words["step"], end.value.words["position"]) == (7, "0,48")
     assert [path.name for path in run.checkpoints()] == ["step-000000004", "step-000000006"]
@@ -107,15 +82,15 @@ def test_a_step_that_is_not_finite_ends_the_launch_with_the_state_before_it_seal
 def test_a_resumed_run_makes_the_bits_of_one_that_was_never_stopped(tmp_path: Path, optimizer: str) -> None:
     run = TrainerRun(tmp_path)
     run.plan(96)
-    sealer = Sealer(run.layout.checkpoints, "launch-1")
-    training_of(run, sealer, optimizer=optimizer).run()
+    run.overrides = SEALS | {"optimizer": run.record("launch-1")["optimizer"] | {"name": optimizer}}
+    with run.training() as training:
+        training.run()
     first, *_, last = run.checkpoints()
     expected = tensors(last)
     assert any("momentum_buffer" in name for name in expected) == (optimizer == "muon")
     for path in run.checkpoints()[1:]:
         shutil.rmtree(path)
-    resumed = training_of(run, sealer, optimizer=optimizer, resume=first)
-    assert (resumed.progress.step, resumed.optimizer.steps) == (4, 4)
-    resumed.run()
-    sealer.end()
+    with run.training(resume=first) as resumed:
+        assert (resumed.progress.step, resumed.optimizer.steps) == (4, 4)
+        resumed.run()
     assert equal(tensors(run.checkpoints()[-1]), expected)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,16 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.training.model.transformer import Model, Shape, initialize
+from stoker.training.model.transformer import Model
+from support.models import make_model
 
-SHAPE = Shape(600, 32, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
 CHUNK = 20  # divides neither of the batches below
 WINDOWS = torch.randint(0, 600, (3, 33), generator=torch.Generator().manual_seed(1))
 
 
 def make(*, tied: bool = True) -> Model:
-    model = Model(replace(SHAPE, tie_embeddings=tied))
-    initialize(model, 1)
+    model = make_model(vocab_size=600, layers=1, heads=2, tie_embeddings=tied)
     model.loss_chunk = CHUNK
     with torch.no_grad():
         model.output_weight.mul_(30)  # so that softmax is far from flat

@@ -5,33 +5,29 @@ from __future__ import annotations
 import json
 import math
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from stoker.checkpoints.handover import Sealer
 from stoker.store.errors import NoMemory, Transient
-from stoker.store.record import write_record
 from stoker.training.evaluate import evaluate
-from stoker.training.launch import read_launch
-from stoker.training.load import load
-from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model, initialize
-from stoker.training.protocol import Protocol, Stop
 from stoker.training.steps import memory, trial
 from stoker.training.steps.device import Compute, check_card
 from stoker.training.steps.memory import Pressure, while_it_fits, windows_a_pass
 from stoker.training.steps.optimizer import AdamW
 from stoker.training.steps.step import Stepper, add_gradients
 from stoker.training.steps.trial import fitting, pass_bytes
+from support import models
 from support.trainer_run import SEQ_LEN, Inbox, TrainerRun
 
 CPU = Compute(torch.device("cpu"), bf16=False)
-SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
+SHAPE = replace(models.SHAPE, vocab_size=40, seq_len=12, layers=1, heads=2, tie_embeddings=True)
 
 
 def too_much() -> None:
@@ -232,33 +228,28 @@ def run(tmp_path: Path) -> TrainerRun:
 )
 def test_only_a_run_without_a_micro_batch_tries_one(
     run: TrainerRun,
-    settings: dict[str, object],
+    settings: dict[str, Any],
     tries: list[int],
     micro_batch: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[int] = []
     monkeypatch.setattr("stoker.training.load.fitting", lambda model, most, **shape: tried.append(most) or 1)
-    write_record(run.layout.launch, run.record("launch-1") | settings)
-    with sealer_of(run) as sealer:
-        training = load(read_launch(environ(run)), Protocol("", "launch-1"), Stop(), sealer)
-    assert (tried, training.numerics.micro_batch) == (tries, micro_batch)
+    with run.training(**settings) as training:
+        assert (tried, training.numerics.micro_batch) == (tries, micro_batch)
 
 
 def test_a_run_of_a_gpu_is_not_loaded_without_one(run: TrainerRun) -> None:
-    write_record(run.layout.launch, run.record("launch-1") | {"numerics": {"device": "cuda"}})
-    with sealer_of(run) as sealer, pytest.raises(Transient):
-        load(read_launch(environ(run)), Protocol("", "launch-1"), Stop(), sealer)
+    with pytest.raises(Transient), run.training(numerics={"device": "cuda"}):
+        pass
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("why", ["no memory", "retries"])
 def test_bits_end_after_the_last_step_of_the_wider_passes(run: TrainerRun, late: bool, why: str) -> None:
     seals = {"every_s": None, "every_steps": 2}
-    write_record(run.layout.launch, run.record("launch-1") | {"deterministic": False, "checkpoint": seals})
     inbox = Inbox(run.root / "socket")
-    with sealer_of(run) as sealer:
-        training = load(read_launch(environ(run)), Protocol(str(inbox.path), "launch-1"), Stop(), sealer)
+    with run.training(socket_path=inbox.path, deterministic=False, checkpoint=seals) as training:
         training.looks_late = late
         steps = training.optimizer
         if why == "retries":
@@ -280,10 +271,8 @@ def test_an_entry_of_longer_windows_takes_passes_of_fewer(tmp_path: Path) -> Non
     run = TrainerRun(tmp_path, steps=2)
     run.plan(8)
     run.plan(8, seq_len=2 * SEQ_LEN)
-    write_record(run.layout.launch, run.record("launch-1") | {"micro_batch": 4, "heldout": None})
     shapes: list[tuple[int, ...]] = []
-    with sealer_of(run) as sealer:
-        training = load(read_launch(environ(run)), Protocol("", "launch-1"), Stop(), sealer)
+    with run.training(micro_batch=4, heldout=None) as training:
         training.model.embedding.register_forward_pre_hook(lambda _, ids: shapes.append(ids[0].shape))
         assert training.run() == "steps"
     assert shapes == [(4, SEQ_LEN)] * 2 + [(2, 2 * SEQ_LEN)] * 4
@@ -294,8 +283,8 @@ def test_on_a_card_a_trial_and_a_step_find_what_fits() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     card = Compute(torch.device("cuda"), bf16=True)
-    wide = Model(Shape(256, 1024, 2, 256, 4, 4, 8192, 10000.0, 1e-5, True)).to(card.device)
-    initialize(wide, 1)
+    size = {"vocab_size": 256, "seq_len": 1024, "width": 256, "kv_heads": 4, "ffn_width": 8192}
+    wide = models.make_model(tie_embeddings=True, **size).to(card.device)
     _, whole = torch.cuda.mem_get_info()
     # So much that all windows cannot fit: 8192 floats each of gate, up and their product.
     batch = 1 << (whole // (1024 * 8192 * 6) - 1).bit_length()
@@ -304,17 +293,6 @@ def test_on_a_card_a_trial_and_a_step_find_what_fits() -> None:
     windows = torch.zeros((batch, 1025), dtype=torch.int64, device=card.device)
     made = while_it_fits(lambda size: (size, add_gradients(wide, torch.split(windows, size), card)), batch)
     assert made[0] < batch and math.isfinite(float(made[1]))
-
-
-@contextmanager
-def sealer_of(run: TrainerRun) -> Iterator[Sealer]:
-    sealer = Sealer(run.layout.checkpoints, "launch-1")
-    yield sealer
-    sealer.end()
-
-
-def environ(run: TrainerRun) -> dict[str, str]:
-    return {"STOKER_RUN_DIR": str(run.layout.root)}
 
 
 def test_windows_of_another_length_make_passes_of_at_most_as_many_tokens() -> None:

@@ -6,18 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.training.model.transformer import Model, Shape, initialize
+from stoker.training.model.transformer import Model
 from stoker.training.steps.muon import Muon, momentum_at
 from stoker.training.steps.optimizer import AdamW
+from support.models import make_model
 
-SHAPE = Shape(40, 12, 2, 16, 4, 2, 24, 10000.0, 1e-5, False, qk_norm=True)
 HEIGHTS = {"qkv": (16, 8, 8), "gate_up": (24, 24)}
 
 
 def make() -> tuple[Model, Muon]:
-    model = Model(SHAPE)
-    initialize(model, 1)
-    return model, Muon(model.named_parameters(), SHAPE, betas=(0.9, 0.95), weight_decay=0.1)
+    model = make_model(vocab_size=40, seq_len=12, qk_norm=True)
+    return model, Muon(model.named_parameters(), model.shape, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def unfused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

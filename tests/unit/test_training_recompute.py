@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,16 +12,15 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from stoker.training.model.attention import DocumentMask
-from stoker.training.model.shape import Shape
-from stoker.training.model.transformer import Model, initialize
+from stoker.training.model.transformer import Model
+from support import models
 
-SHAPE = Shape(50, 32, 3, 32, 4, 2, 48, 1e4, 1e-5, tie_embeddings=True, qk_norm=True, document_mask=True)
+SHAPE = replace(models.SHAPE, layers=3, width=32, tie_embeddings=True, qk_norm=True, document_mask=True)
 
 
 def backward(*, recompute: bool, bf16: bool) -> tuple[list[Tensor], int]:
     """The loss and all gradients, and the bytes that were kept for the backward pass."""
-    model = Model(SHAPE)
-    initialize(model, 1)
+    model = models.make_model(SHAPE)
     model.mask = DocumentMask(7, varlen=False)
     model.recompute = recompute
     windows = torch.randint(0, 50, (4, 33), generator=torch.Generator().manual_seed(2))

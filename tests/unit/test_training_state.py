@@ -229,12 +229,11 @@ def test_the_held_out_loss_is_the_mean_over_windows_with_its_standard_error(run:
 def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run: TrainerRun) -> None:
     wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
     changes = {"optimizer": wild, "evaluate": {"every_steps": 1, "tokens": 96}, "deterministic": False}
-    write_record(run.layout.launch, run.record("launch-1") | changes)
-    sealer = Sealer(run.layout.checkpoints, "launch-1")
-    training = load(launch_of(run), Protocol("", "launch-1"), Stop(), sealer)
-    with pytest.raises(NonFinite, match="the held-out loss at step 1 is"):
+    with (
+        run.training(**changes) as training,
+        pytest.raises(NonFinite, match="the held-out loss at step 1 is"),
+    ):
         training.run()
-    sealer.end()
     assert run.checkpoints() == []
     assert run.rows()[-1] == {"step": 1, "timeline": 0, "val_loss": None, "val_stderr": None}
 
@@ -242,14 +241,11 @@ def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run
 def test_numerics_that_change_are_told_and_saved_and_a_replay_has_no_others(
     run: TrainerRun, tmp_path: Path
 ) -> None:
-    write_record(run.layout.launch, run.record("launch-1") | {"steps": 1})
     inbox = Inbox(tmp_path / "socket")
-    sealer = Sealer(run.layout.checkpoints, "launch-1")
-    training = load(launch_of(run), Protocol(str(inbox.path), "launch-1"), Stop(), sealer)
-    training.change_numerics(micro_batch=4)
-    assert json.loads(inbox.read()[-1]["NUMERICS"]) == training.numerics.body()
-    training.run()
-    sealer.end()
+    with run.training(socket_path=inbox.path, steps=1) as training:
+        training.change_numerics(micro_batch=4)
+        assert json.loads(inbox.read()[-1]["NUMERICS"]) == training.numerics.body()
+        training.run()
     (checkpoint,) = run.checkpoints()
     assert (
         state.read_json(checkpoint / "checkpoint.json")["micro_batch"] == training.numerics.micro_batch == 4
@@ -303,19 +299,13 @@ def test_a_text_is_continued_from_the_checkpoint_alone_and_alike_for_a_seed(
 
 def test_a_model_with_every_option_is_trained_with_its_mask_and_generates(run: TrainerRun) -> None:
     model = {**run.record("launch-1")["model"], "qk_norm": True, "document_mask": True}
-    write_record(
-        run.layout.launch,
-        run.record("launch-1") | {"steps": 2, "model": model, "eot": 5, "recompute": "blocks"},
-    )
-    sealer = Sealer(run.layout.checkpoints, "launch-1")
-    training = load(launch_of(run), Protocol("", "launch-1"), Stop(), sealer)
-    masked = training.model.mask
-    assert masked is not None
-    allowed = masked(torch.tensor([[1, 5, 2]])).allowed
-    assert allowed is not None and allowed[0, 0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
-    assert training.model.recompute
-    assert training.run() == "steps"
-    sealer.end()
+    with run.training(steps=2, model=model, eot=5, recompute="blocks") as training:
+        masked = training.model.mask
+        assert masked is not None
+        allowed = masked(torch.tensor([[1, 5, 2]])).allowed
+        assert allowed is not None and allowed[0, 0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+        assert training.model.recompute
+        assert training.run() == "steps"
     (path,) = run.checkpoints()
     assert state.read_checkpoint(path, launch_of(run)).progress.step == 2
     assert TextModel(path).continue_text("the café", 4, Sampling(seed=1)).startswith("the café")

@@ -9,22 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.training.model.shape import Shape
-from stoker.training.model.transformer import Model, initialize
+from stoker.training.model.transformer import Model
 from stoker.training.steps.device import Compute, most_windows
 from stoker.training.steps.muon import Muon
 from stoker.training.steps.optimizer import AdamW
 from stoker.training.steps.schedule import Schedule
 from stoker.training.steps.step import Stepper, clip_gradients
+from support.models import make_model
 
 CPU = Compute(torch.device("cpu"), bf16=False)
-SHAPE = Shape(40, 12, 1, 16, 2, 2, 24, 10000.0, 1e-5, True)
 
 
 def make() -> Model:
-    model = Model(SHAPE)
-    initialize(model, 1)
-    return model
+    return make_model(vocab_size=40, seq_len=12, layers=1, tie_embeddings=True)
 
 
 def adamw(model: Model) -> AdamW:
