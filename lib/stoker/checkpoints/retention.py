@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from pathlib import Path
 from stoker.checkpoints.format import (
     BODY,
     PRUNED,
+    SUMS,
     TEMPORARY,
     CheckpointBody,
     checkpoint_name,
     read_body,
+    read_sums,
     step_of,
 )
 from stoker.kit.lock import still_named
@@ -116,7 +119,11 @@ History = Sequence[tuple[int, int | None]]
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint directory before any proof; `body` is None where checkpoint.json is unreadable."""
+    """A checkpoint directory before any proof.
+
+    `body` is None where checkpoint.json is unreadable or not the one that SHA256SUMS names: a flipped bit
+    in its timeline or position must not speak for the run's history.
+    """
 
     path: Path
     step: int
@@ -162,6 +169,8 @@ def counts(timeline: int, step: int, history: History) -> bool:
 
 def _body(path: Path) -> CheckpointBody | None:
     try:
-        return read_body((path / BODY).read_bytes())
+        data = (path / BODY).read_bytes()
+        is_sealed = read_sums((path / SUMS).read_bytes()).get(BODY) == hashlib.sha256(data).hexdigest()
+        return read_body(data) if is_sealed else None
     except (OSError, DataError, UnknownFormat):
         return None  # the proof will name the flaw
