@@ -19,7 +19,7 @@ _LIMITS = """
 import resource, sys
 if "stoker.training.trainer" in sys.orig_argv[1:4]:
     from pathlib import Path
-    from stoker.training.metrics_log import MetricsLog
+    from stoker.supervise.run.metrics_log import MetricsLog
 
     def limit(more):
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -34,7 +34,7 @@ def halt_after(owner, method, *words):
     setattr(owner, method, halting)
 
 if "stoker.training.trainer" in sys.orig_argv[1:4]:
-    from stoker.training.metrics_log import MetricsLog
+    from stoker.supervise.run.metrics_log import MetricsLog
     from stoker.training.protocol import Protocol
     halt_after(MetricsLog, "append", lambda call, log, row: row["step"] if "loss" in row else None)
     halt_after(Protocol, "say", lambda call, protocol, phase, **words: phase)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.kit.relay import HEAD_BYTES, TAIL_BYTES, KeptOutput
 from stoker.supervise.external.patterns import Read, Reader, words
+from stoker.supervise.external.rows import MOST_ROWS, ROWS_PER_S, Rows
 from stoker.supervise.external.tail import MOST_BYTES, Tail, TooSlowError, cpu_limit
 from stoker.supervise.health.trainer_protocol import parse
 
@@ -205,6 +206,39 @@ def test_the_words_are_those_of_the_protocol() -> None:
     assert said == {"phase": "train", "step": 12, "loss": 2.5, "lr": 4e-05, "tokens_per_s": 10.0}
     lost = parse(words(Read("nanoGPT", 12, {"loss": float("nan")}), "L"), "L")
     assert lost == {"phase": "train", "step": 12, "nonfinite": 1}
+
+
+def rows_of(rows: Rows, *said: str, now: float = 0.0) -> list[dict[str, Any]]:
+    return [dict(row) for row in rows.of([f"LAUNCH=L\n{one}".encode() for one in said], "L", now)]
+
+
+def test_a_row_a_step_and_one_an_evaluation_are_made_of_words() -> None:
+    rows = Rows(10)
+    assert rows_of(
+        rows,
+        "STEP=10\nLOSS=9",  # resumed from there: its row is in the log
+        "PHASE=train\nSTEP=11\nLOSS=2.5\nLR=0.1\nVAL_LOSS=3.0",
+        "STEP=11\nLOSS=2.6",
+        "STEP=12",
+        "LOSS=2.4",  # of the step told last
+        "RANK=1\nSTEP=13\nLOSS=2.2",
+        "STEP=13\nLOSS=nan\nVAL_LOSS=3.0",  # shown on by Lightning
+        "STEP=12\nLOSS=2.2",
+        "STEP=14\nVAL_LOSS=2.9",
+    ) == [
+        {"step": 11, "loss": 2.5, "lr": 0.1},
+        {"step": 11, "val_loss": 3.0},
+        {"step": 12, "loss": 2.4},
+        {"step": 13, "loss": None},
+        {"step": 14, "val_loss": 2.9},
+    ]
+    assert rows_of(rows, "STEP=15\nLOSS=2") == [{"step": 15, "loss": 2.0}]
+
+
+def test_thousands_of_steps_a_second_do_not_fill_the_disk() -> None:
+    rows, told = Rows(), [f"STEP={step}\nLOSS=1" for step in range(5 * MOST_ROWS)]
+    assert len(rows_of(rows, *told[: 2 * MOST_ROWS], now=0.0)) == MOST_ROWS
+    assert len(rows_of(rows, *told[2 * MOST_ROWS :], now=3.0)) == 3 * ROWS_PER_S
 
 
 @given(st.text(max_size=300) | st.sampled_from([NANOGPT, TRANSFORMERS, LIGHTNING_RICH]), st.text(max_size=20))

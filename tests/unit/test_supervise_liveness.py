@@ -176,6 +176,57 @@ def test_a_wait_for_data_is_believed_while_the_plan_lacks_a_batch_and_the_traine
     assert stopped_after(silent, lacks_data=True) == pytest.approx(20 + HANG_S, abs=10)
 
 
+def read(launch_is_foreign: bool = True) -> Trainer:
+    launch = Launch("a", 0, None, 0, Path("socket"), is_foreign=launch_is_foreign)
+    return Trainer(launch, ProcessId(1, 1), TrainerView("a", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
+
+
+def verdict(trainer: Trainer, now: float, *, worked_at: float) -> str:
+    for action in health(replace(trainer, stillness=Stillness(now, worked_at)), POLICY, now):
+        return "stop" if isinstance(action, do.StopTrainer) else "suspect"
+    return "alive"
+
+
+def test_a_trainer_that_is_known_by_its_output_alone_has_the_hard_limit_alone() -> None:
+    trainer = read()
+    assert verdict(trainer, DAY_S, worked_at=DAY_S) == "alive", "no step is known: at work is all there is"
+    assert [verdict(trainer, now, worked_at=0) for now in (449, 899, HANG_S)] == ["alive", "suspect", "stop"]
+    words = [f"LAUNCH=a\nPHASE=train\nSTEP={step}".encode() for step in range(1, 9)]
+    trainer = trainer.after_output(words[:1], 1.0, has_moved=True, read_as="nanoGPT")
+    trainer = trainer.after_output(words[1:], 8.0, has_moved=True, read_as="nanoGPT")
+    assert (trainer.step, trainer.view.phase, trainer.is_read, trainer.read_as) == (
+        8,
+        "train",
+        True,
+        "nanoGPT",
+    )
+    assert trainer.step_times.times == (pytest.approx(1.0),), (
+        "steps read at once took no time from each to each"
+    )
+    # Idle for an hour of a look, ten times its steps' time, and no p99 counts.
+    assert [verdict(trainer, 8 + s, worked_at=0) for s in (440, 451, HANG_S)] == ["alive", "suspect", "stop"]
+    assert verdict(trainer, 8 + HANG_S, worked_at=8 + HANG_S) == "stop", "busy, but without a step"
+    moved = trainer.after_output([], 800.0, has_moved=True)
+    assert verdict(moved, 8 + HANG_S, worked_at=0) == "alive", "a bar that gets on is progress"
+
+
+def test_a_trainer_that_tells_its_steps_is_judged_by_them_and_not_read_any_more() -> None:
+    trainer = read().after_output([b"LAUNCH=a\nPHASE=train\nSTEP=1"], 1.0, has_moved=True)
+    told = trainer.after_words([b"LAUNCH=a\nPHASE=load\nPID=7\nSTACKS=12"], 2.0)
+    assert told.is_read, "it has told no step"
+    told = told.after_words([b"LAUNCH=a\nSTEP=2", b"LAUNCH=a\nSTEP=3"], 3.0)
+    assert (told.is_read, told.view.phase) == (False, "train")
+    assert verdict(told, 3 + 70, worked_at=3) == "stop"
+    assert not read(launch_is_foreign=False).is_read
+
+
+def test_who_never_tells_a_phase_trains_from_the_first_step_on() -> None:
+    trainer = read().after_words([b"LAUNCH=a\nRANK=1\nSTEP=1", b"LAUNCH=a\nLOSS=2.5"], 1.0)
+    assert trainer.view.phase == "load"
+    assert trainer.after_words([b"LAUNCH=a\nSTEP=2"], 2.0).view.phase == "train"
+    assert trainer.after_words([b"LAUNCH=a\nPHASE=load\nSTEP=2"], 2.0).view.phase == "load"
+
+
 def test_a_machine_that_slept_is_no_reason_to_stop() -> None:
     launch = Launch("a", 0, None, 0, Path("socket"))
     trainer = Trainer(launch, ProcessId(1, 1), TrainerView("a", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)

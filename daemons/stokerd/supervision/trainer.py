@@ -30,6 +30,7 @@ from stoker.supervise.run.memorization import newest_gap, read_tail
 from stoker.supervise.run.numerics_record import differences, of_checkpoint, was_halved
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
+from stokerd.supervision.trainer_output import TrainerOutput
 
 EVIDENCE_S = 5.0
 MOST_XIDS = 10
@@ -45,6 +46,7 @@ class TrainerControl:
     def __init__(self, run: Run) -> None:
         self.run, self.context = run, run.context
         self.guarded: GuardedTrainer | None = None
+        self.output: TrainerOutput | None = None  # of a trainer of the user's own
         self._heard_at = time.monotonic()
         self._told_gap = 0.0  # of memorization, in nats
         self._body: dict[str, Any] = {}  # of launch.json
@@ -71,6 +73,7 @@ class TrainerControl:
             notify_socket=self.context.runtime.notify_socket(run.pipeline.train.run),
             is_foreign=run.pipeline.train.foreign is not None,
         )
+        self.output = TrainerOutput(run, launch) if launch.is_foreign else None
         self._record(launch)
         with contextlib.suppress(OSError):  # the launch after this one tries again
             output.prune(run.layout.log)
@@ -133,6 +136,8 @@ class TrainerControl:
             waiter=self.context.waiter,
         )
         self.guarded.trainer_pid = trainer.pid
+        if trainer.launch.is_foreign:
+            self.output = TrainerOutput(self.run, trainer.launch, trainer)
 
     def _body_of(self, launch: Launch) -> dict[str, Any]:
         """Returns launch.json's body."""
@@ -170,8 +175,12 @@ class TrainerControl:
             return None
         end = guarded.poll()  # before `drain`: all messages of an ended trainer have then arrived
         now = time.monotonic()
-        before, trainer = trainer, replace(trainer.after_words(guarded.drain(), now), pid=guarded.trainer_pid)
+        before, datagrams = trainer, guarded.drain()
+        trainer = replace(trainer.after_words(datagrams, now), pid=guarded.trainer_pid)
         self._measure(before, trainer)
+        if self.output is not None:
+            before, trainer = trainer, self.output.look(trainer, datagrams, now, is_last=end is not None)
+            self._measure(before, trainer)
         if trainer.view.phase == "wait-data" and self._lacks_data(trainer):
             trainer = trainer.believed()
         if now >= trainer.sample_at:
@@ -189,6 +198,8 @@ class TrainerControl:
     def _lacks_data(self, trainer: Trainer) -> bool:
         """Returns whether the plan has no batch left for a trainer that says that it waits for one."""
         run = self.run
+        if trainer.launch.is_foreign:
+            return False  # no plan is known: the limit on the phase is for its own data
         left = run.accounts.windows_left(trainer.position or run.at.position)
         return left < run.pipeline.train.global_batch
 
@@ -318,6 +329,9 @@ class TrainerControl:
         if self.guarded is not None:
             self.guarded.close()
             self.guarded = None
+        if self.output is not None:
+            self.output.close()
+            self.output = None
 
     def _running(self) -> tuple[Trainer, GuardedTrainer]:
         assert self.run.state.trainer is not None and self.guarded is not None

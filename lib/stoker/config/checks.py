@@ -25,6 +25,8 @@ class Fault:
     text: str
 
 
+# What an expression for a trainer's output may name besides the step.
+READ_VALUES = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_s")
 SEGMENT_SHARE = 3  # the trainer reads a segment, builders fill the next, a rollback may need the last
 Rule = tuple[object, str, str]  # true where the rule is broken, the dotted key, the error text
 
@@ -275,6 +277,9 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
             yield key in external.model_fields_set, f"train.external.{key}", of_client
     if (foreign := train.foreign) is None:
         return
+    if foreign.step not in (None, "auto"):
+        fault = _expression_fault(foreign.step)
+        yield fault, "train.external.step", fault
     for word in foreign.resume:
         unknown = set(re.findall(r"\{([^{}]*)\}", word)) - {"path", "step"}
         text = f"{{{', '.join(sorted(unknown))}}} is unknown; {{path}} and {{step}} are filled in"
@@ -282,6 +287,22 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
     kept = "must be 0: nothing may leave hot while a trainer of your own reads it"
     evicts = pipeline.has_data and pipeline.warm is not None and pipeline.evict.target_free != 0
     yield evicts, "evict.target_free", kept
+
+
+def _expression_fault(text: str) -> str:
+    """Returns what is wrong with an expression that is to find a step in a line; "" for nothing."""
+    advice = "write one such as 'step (?P<step>[0-9]+)', auto, or null"
+    try:
+        expression = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as problem:
+        return f"is no regular expression: {problem}; {advice}"
+    if not expression.groups:
+        return f"has no group for the step; {advice}"
+    unknown = set(expression.groupindex) - {"step", *READ_VALUES}
+    names = ", ".join(sorted(unknown))
+    return (
+        f"has an unknown group {names}; besides step there may be {', '.join(READ_VALUES)}" if unknown else ""
+    )
 
 
 def _schedule(train: Train) -> Iterator[Rule]:

@@ -186,6 +186,7 @@ _TRAIN: Words = {
     "source_passed_over": "the plan goes on without a missing source",
     "start_gate_open": "there is enough data to begin",
     "stacks_taken": "the stacks of a trainer that may hang are in log/",
+    "steps_unread": "no step can be read from the output of the trainer",
     "stopped_early": "the held-out loss improves no more; the run ends before its last step",
     "storage_trouble": "the state directory cannot be used",
     "tokens_per_parameter_unusual": "the run's tokens are far from 20 for each parameter",

@@ -255,13 +255,17 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
 
 def health(trainer: Trainer, policy: Supervise, now: float) -> Actions:
     """Suspects a trainer that shows no progress, and stops it once its silence exceeds the limit."""
-    view = trainer.view
+    view, still_s = trainer.view, now - trainer.stillness.worked_at
+    quiet_s = view.quiet_s(now)
+    if trainer.is_read and view.step is None:  # nobody knows what it does: to be at work is all there is
+        quiet_s = min(quiet_s, still_s)
     verdict, why = judge(
         view.phase,
-        quiet_s=view.quiet_s(now),
-        still_s=now - trainer.stillness.worked_at,
+        quiet_s=quiet_s,
+        still_s=still_s,
         p99_s=trainer.step_times.p99_s(),
         policy=policy,
+        is_read=trainer.is_read,
     )
     if verdict == "stop":
         return (do.StopTrainer(hung=why),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
@@ -48,6 +48,8 @@ class Trainer:
     step_times: StepTimes = field(default_factory=StepTimes)
     is_suspected: bool = False
     is_hung: bool = False
+    tells_steps: bool = False
+    read_as: str = ""  # of whose form the steps in its output are
     # Seconds of the steps and of the saves that the last words ended.
     steps_s: tuple[float, ...] = ()
     saves_s: tuple[float, ...] = ()
@@ -70,9 +72,29 @@ class Trainer:
         """The position that the trainer reported last; None before its first step."""
         return Position(*self.view.position) if self.view.position else None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether its steps are known from its output alone."""
+        return self.launch.is_foreign and not self.tells_steps
+
+    def after_output(
+        self, read: Sequence[bytes], now: float, *, has_moved: bool, read_as: str = ""
+    ) -> Trainer:
+        """Returns a trainer that `is_read` after these words, read from its output since the last look.
+
+        `has_moved`: some count in the output has changed. What was read at once took no time from step to
+        step: only the last one ends an interval.
+        """
+        view = self.view.moved(now) if has_moved else self.view
+        for datagram in read[:-1]:
+            view = heard(view, parse(datagram, self.launch.launch) or {}, now)
+        return replace(
+            replace(self, view=view).after_words(read[-1:], now), tells_steps=False, read_as=read_as
+        )
+
     def after_words(self, datagrams: Iterable[bytes], now: float) -> Trainer:
         """Returns the trainer after these datagrams."""
-        view, times = self.view, self.step_times
+        view, times, tells_steps = self.view, self.step_times, self.tells_steps
         steps_s, saves_s = list[float](), list[float]()
         failed, in_place = list[str](), list[str]()
         numerics = list(self.numerics)
@@ -84,6 +106,7 @@ class Trainer:
             in_place += [said["save_in_place"]] if "save_in_place" in said else []
             if "numerics" in said:
                 numerics.append((said.get("step", self.step), said["numerics"]))
+            tells_steps |= "step" in said
             before, view = view, heard(view, said, now)
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.phase_at)
@@ -98,6 +121,7 @@ class Trainer:
             self,
             view=view,
             step_times=times,
+            tells_steps=tells_steps,
             steps_s=tuple(steps_s),
             saves_s=tuple(saves_s),
             saves_failed=tuple(failed),

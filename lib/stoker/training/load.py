@@ -10,12 +10,12 @@ from stoker.checkpoints.handover import Sealer
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError
 from stoker.store.log import GENESIS
+from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.training import state
 from stoker.training.data.batches import Batches
 from stoker.training.evaluate import open_heldout
 from stoker.training.launch import Launch
 from stoker.training.loop import Training
-from stoker.training.metrics_log import MetricsLog
 from stoker.training.model.attention import DocumentMask
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model, initialize

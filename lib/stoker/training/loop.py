@@ -24,12 +24,12 @@ from stoker.checkpoints.saver import Saver
 from stoker.store.errors import ConfigError, NonFinite
 from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
+from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.training.compile import CompileCache, compile_blocks
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
 from stoker.training.evaluate import evaluate
 from stoker.training.launch import Launch
-from stoker.training.metrics_log import MetricsLog
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
 from stoker.training.protocol import Protocol, Stop

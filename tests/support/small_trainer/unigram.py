@@ -27,10 +27,10 @@ from stoker.store.errors import ConfigError, DataError, NonFinite
 from stoker.store.files import canonical_json
 from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
+from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.supervise.run.numerics_record import differences
 from stoker.training.data.batches import Batch, Batches
 from stoker.training.launch import Launch
-from stoker.training.metrics_log import MetricsLog
 from stoker.training.protocol import Protocol, Stop
 
 STEP_S = 0.01  # a run takes long enough to be met in the middle

@@ -88,6 +88,11 @@ class Reader:
         self._logged: Mapping[str, float] | None = None  # by its last piece; the next has the step
         self._counts: dict[str, str] = {}  # the last of each bar
 
+    @property
+    def is_expression(self) -> bool:
+        """Whether an operator wrote it: nobody knows how long it takes."""
+        return self._expression is not None
+
     def read(self, pieces: Iterable[str]) -> list[Read]:
         """Returns what these pieces tell of each step, in order; one below a step read before is none.
 

@@ -20,6 +20,8 @@ from stoker.store.record import parse_json
 from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.health.trainer_protocol import MOST_BYTES
 
+MOST_DATAGRAMS = 4096  # at once: a trainer may send faster than they are read
+
 
 class GuardedTrainer:
     """One launch: the guard process, its report pipe, and the socket that the trainer writes to.
@@ -133,10 +135,10 @@ class GuardedTrainer:
         return self._end
 
     def drain(self) -> list[bytes]:
-        """Returns the trainer's datagrams that have arrived, oldest first."""
-        datagrams = []
+        """Returns the trainer's datagrams that have arrived, oldest first; of a flood, the first ones."""
+        datagrams = list[bytes]()
         with contextlib.suppress(BlockingIOError):
-            while True:
+            while len(datagrams) < MOST_DATAGRAMS:
                 datagrams.append(self._socket.recv(MOST_BYTES + 1))
         return datagrams
 

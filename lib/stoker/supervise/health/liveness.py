@@ -33,19 +33,26 @@ def limit_s(policy: Supervise, phase: str) -> float:
 
 
 def judge(
-    phase: str, *, quiet_s: float, still_s: float, p99_s: float | None, policy: Supervise
+    phase: str,
+    *,
+    quiet_s: float,
+    still_s: float,
+    p99_s: float | None,
+    policy: Supervise,
+    is_read: bool = False,
 ) -> tuple[State, str]:
     """Returns the verdict on a trainer, and why; call it after all its messages are read.
 
     Seconds without progress in this phase (`quiet_s`) and since the last work of its processes (`still_s`);
     `p99_s` is the step time. Each phase has its limit for itself. Only `train` has shorter limits, which
     follow the step time: in other phases a single fsync or a first kernel may take minutes without a sign of
-    life. A wait for data that is believed is no time without progress.
+    life. A wait for data that is believed is no time without progress. A trainer that `is_read` by its output
+    alone prints some steps, when it likes, and tells no phase: it has the phase's limit only.
     """
     longest_s, idle_s = limit_s(policy, phase), policy.limits.idle
     if quiet_s >= longest_s:
         return "stop", f"in phase {phase} for {quiet_s:.0f} s without progress (the limit is {longest_s:g} s)"
-    if phase != "train":
+    if phase != "train" or is_read:
         is_late, why = quiet_s >= longest_s / 2, f"no progress in phase {phase} for {quiet_s:.0f} s"
         return ("suspect", why) if is_late else ("alive", "")
     step_s = p99_s or 0.0

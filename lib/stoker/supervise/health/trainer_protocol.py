@@ -112,12 +112,15 @@ def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
     """Returns the view after a datagram; values that the datagram leaves out stay.
 
     Of another rank than 0 only the step counts: it has no loss of the run's, and its phase may lag behind.
+    Who never tells a phase trains from the first step on.
     """
     rank = said.get("rank", 0)
     if "pid" in said and "stacks" in said and rank < MOST_RANKS:
         view = replace(view, announced={**view.announced, rank: (said["pid"], said["stacks"])})
     if rank:
         said = {name: said[name] for name in ("step",) if name in said}
+    elif "step" in said and "phase" not in said and view.phase == "load":
+        said = {**said, "phase": "train"}
     plain = {field: value for field, value in said.items() if field not in _NOT_OF_THE_VIEW}
     after = replace(view, **plain, nonfinite=view.nonfinite + said.get("nonfinite", 0), heard_at=now)
     waits = after.phase == "wait-data" or (view.waits and after.phase == "checkpoint")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.training.metrics_log import MetricsLog
+from stoker.supervise.run import metrics_log
+from stoker.supervise.run.metrics_log import MetricsLog, RowLog, cut_end
 
 
 def row(step: int, timeline: int = 0, **fields: object) -> bytes:
@@ -45,6 +46,40 @@ def test_opening_cuts_back_to_the_resume_step(
         path.write_bytes(b"".join(before))
     MetricsLog(path, history=HISTORIES[timeline], resume_step=resume).close()
     assert path.read_bytes() == b"".join(after)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 40, 1 << 20])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([], []),
+        ([row(1), row(2), row(3), row(4, val_loss=1.0)], [row(1), row(2)]),
+        ([row(1), row(2), row(3), row(4)[:-3]], [row(1), row(2)]),
+        ([row(1), row(2)], [row(1), row(2)]),
+        ([row(9), b"\0" * 100, row(3)], []),
+        ([row(9, 1), row(1), row(1, 1), row(3)], [row(9, 1), row(1), row(1, 1)]),
+    ],
+)
+def test_only_the_end_of_a_log_is_looked_at_and_cut(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    block_bytes: int,
+    before: list[bytes],
+    after: list[bytes],
+) -> None:
+    monkeypatch.setattr(metrics_log, "CUT_BYTES", max(block_bytes, 2 * max(map(len, before), default=1)))
+    path = tmp_path / "metrics.jsonl"
+    cut_end(path, 0, 2)
+    assert not path.exists()
+    path.write_bytes(b"".join(before))
+    cut_end(path, 0, 2)
+    assert path.read_bytes() == b"".join(after)
+    log = RowLog(path, 0)
+    log.append({"step": 3, "loss": math.nan})
+    log.close()
+    assert path.read_bytes() == b"".join(after) + row(3, loss=None).replace(
+        b'"timeline": 0, "loss": null', b'"loss": null, "timeline": 0'
+    )
 
 
 def test_a_long_log_is_cut_without_holding_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,33 +15,25 @@ from stoker.store.files import make_dir, write_all, write_atomic
 from stoker.store.record import parse_json
 from stoker.supervise.run.early_stop import read_evaluations
 
+CUT_BYTES = 1 << 20  # of the log's end, in which rows to remove are looked for at once
 
-class MetricsLog:
-    """The only writer of a run's metrics log; `history` is the ancestry of the current timeline.
 
-    Opening the log removes the rows of the current timeline beyond `resume_step` (0: the start), which a
-    killed launch left, and evaluations that were not finite: both are made again. Rows of other timelines
-    stay. A row has reached the kernel when `append` returns, and the disk after `sync`.
+class RowLog:
+    """Appends rows of a timeline to a run's metrics log, as its only writer.
+
+    A row has reached the kernel when `append` returns, and the disk after `sync`.
     """
 
-    def __init__(self, path: Path, *, history: History = ((0, None),), resume_step: int) -> None:
-        make_dir(path.parent)
-        self._timeline = history[0][0]
-        _cut(path, history[0][0], resume_step)
-        self.evaluations = read_evaluations(path, history, resume_step)
+    def __init__(self, path: Path, timeline: int) -> None:
+        self._timeline = timeline
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
 
-    def evaluated(self, step: int) -> bool:
-        """Returns whether the current history has a finite held-out loss at the step."""
-        return self.evaluations.get(step, (None, None))[0] is not None
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Appends a row with its timeline; writes infinity and nan as null. Raises OSError (a full disk)."""
+    def append(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Appends a row with its timeline, and returns it; infinity and nan become null. Raises OSError."""
         body = {name: None if _is_endless(value) else value for name, value in row.items()}
         body["timeline"] = self._timeline
         write_all(self._fd, json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        if "val_loss" in row:
-            self.evaluations[row["step"]] = body["val_loss"], body.get("val_stderr")
+        return body
 
     def sync(self) -> None:
         """Makes the rows written so far durable."""
@@ -48,6 +41,54 @@ class MetricsLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class MetricsLog(RowLog):
+    """The metrics log of the built-in trainer; `history` is the ancestry of the current timeline.
+
+    Opening the log removes the rows of the current timeline beyond `resume_step` (0: the start), which a
+    killed launch left, and evaluations that were not finite: both are made again. Rows of other timelines
+    stay.
+    """
+
+    def __init__(self, path: Path, *, history: History = ((0, None),), resume_step: int) -> None:
+        make_dir(path.parent)
+        _cut(path, history[0][0], resume_step)
+        self.evaluations = read_evaluations(path, history, resume_step)
+        super().__init__(path, history[0][0])
+
+    def evaluated(self, step: int) -> bool:
+        """Returns whether the current history has a finite held-out loss at the step."""
+        return self.evaluations.get(step, (None, None))[0] is not None
+
+    def append(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        body = super().append(row)
+        if "val_loss" in row:
+            self.evaluations[row["step"]] = body["val_loss"], body.get("val_stderr")
+        return body
+
+
+def cut_end(path: Path, timeline: int, resume_step: int) -> None:
+    """Removes the timeline's rows beyond the resume step, and unreadable lines, from the log's end.
+
+    Looks at no more than that end, up to the first row that stays: in a log whose steps only rise within a
+    timeline nothing before it goes, and a daemon that has no minute for all rows of a year may call it.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as log:
+        end = log.seek(0, os.SEEK_END)
+        while end:
+            log.seek(max(0, end - CUT_BYTES))
+            block = log.read(end - log.tell())
+            lines = block.splitlines(keepends=True)
+            for line in reversed(lines[1:] if len(block) < end else lines):
+                row = _row(line)
+                if row is not None and (row["timeline"] != timeline or row["step"] <= resume_step):
+                    log.truncate(end)
+                    return
+                end -= len(line)
+            if len(lines) == 1:  # longer than any row
+                end -= len(block)
+        log.truncate(0)
 
 
 def _is_endless(value: object) -> bool:
