@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from stoker.corpus.records.receipts import write_receipt
-from stoker.corpus.source.hash_worker import NICE
 from stoker.kit.process import children_tree
+from stoker.kit.workers.child import NICE
 from support.downloads import stoker_command
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import wait_gone

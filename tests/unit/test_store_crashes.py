@@ -251,7 +251,7 @@ class TestDirectories:
         check_crashes(self.publish, nothing, self.whole_or_absent, max_states=2500)
 
     def test_publishing_without_syncing_the_tree_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(files, "_fsync_tree", lambda directory: None)
+        monkeypatch.setattr(files, "fsync_tree", lambda directory: None)
         with pytest.raises(CrashFound):
             check_crashes(self.publish, nothing, self.whole_or_absent, max_states=500)
 

@@ -2,14 +2,16 @@
 
 checkpoint.json lists every file except itself and SHA256SUMS, with size and sha256; SHA256SUMS, written last,
 has a line for every file except itself.
+
+Names are plain, except those of the files of a trainer of the user's own: these keep their tree below FILES.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker.store.errors import DataError
@@ -20,6 +22,7 @@ BODY = "checkpoint.json"
 SUMS = "SHA256SUMS"
 PLAN_COPY = "plan.jsonl"
 TIMELINES_COPY = "timelines.jsonl"
+FILES = "files"  # the directory with the file, or the directory, that a trainer of the user's own has written
 TEMPORARY = ".tmp-step-"  # being sealed: .tmp-step-<launch>-<step>
 PRUNED = ".tmp-pruned-"  # being removed
 
@@ -105,6 +108,11 @@ def read_body(data: bytes, where: Path | str = BODY) -> CheckpointBody:
         raise DataError(f"{BODY}: plan_head {head!r} is not a sha256")
     step, tokens, timeline = numbers
     return CheckpointBody(step, tokens, tuple(position), timeline, head, _files(raw.get("files")), raw)
+
+
+def folders_of(names: Iterable[str]) -> list[str]:
+    """Returns the directories that hold these files, without the checkpoint's own, each after its parent."""
+    return sorted({str(folder) for name in names for folder in PurePosixPath(name).parents} - {"."})
 
 
 def write_sums(sums: Mapping[str, str]) -> bytes:

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from stoker.checkpoints.format import BODY, SUMS, CheckpointBody, mark_of, read_body, read_sums, step_of
+from stoker.checkpoints.format import (
+    BODY,
+    SUMS,
+    CheckpointBody,
+    folders_of,
+    mark_of,
+    read_body,
+    read_sums,
+    step_of,
+)
 from stoker.checkpoints.retention import reading
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError
@@ -70,11 +79,14 @@ class _Examination:
         if not stat.S_ISDIR(os.lstat(self.path).st_mode):
             raise DataError("it is no directory")
         with reading(self.path):
-            # The only lookup of names, so no name can point outside.
-            found = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(self.path)}
-            return self._judge(found, deep)
+            return self._judge(self._found(""), deep)
 
-    def _judge(self, found: Mapping[str, os.stat_result], deep: bool) -> Proof:
+    def _found(self, folder: str) -> dict[str, os.stat_result]:
+        """Returns what a directory holds, by path; no other lookup of names, so none can point outside."""
+        entries, before = os.scandir(self.path / folder), f"{folder}/" if folder else ""
+        return {before + entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+
+    def _judge(self, found: dict[str, os.stat_result], deep: bool) -> Proof:
         sums = read_sums(self._small(SUMS, found))
         data = self._small(BODY, found)
         digest = hashlib.sha256(data).hexdigest()
@@ -82,13 +94,18 @@ class _Examination:
             raise DataError(f"{BODY} and {SUMS} disagree on {BODY}")
         body = read_body(data, self.path / BODY)
         self._agree(sums, body, digest)
+        folders = folders_of(body.files)
+        for folder in folders:
+            if folder not in found or not stat.S_ISDIR(found[folder].st_mode):
+                raise DataError(f"{folder} is no directory")
+            found |= self._found(folder)
         for name, entry in sorted(body.files.items()):
             size = _plain(name, found).st_size
             if size != entry.size:
                 raise DataError(f"{name} has {size} bytes, {BODY} says {entry.size}")
         read = [name for name, entry in sorted(body.files.items()) if deep or entry.size <= QUICK_BYTES]
         self._hash_all({name: sums[name] for name in read})
-        extra = sorted(set(found) - set(sums) - {SUMS})
+        extra = sorted(set(found) - set(sums) - {SUMS, *folders})
         return Proof("proven", "", self.cached, body, digest, tuple(extra))
 
     def _small(self, name: str, found: Mapping[str, os.stat_result]) -> bytes:

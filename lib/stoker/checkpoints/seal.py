@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 from stoker.checkpoints.format import (
     BODY,
+    FILES,
     SUMS,
     TEMPORARY,
     CheckpointBody,
@@ -37,11 +39,21 @@ from stoker.checkpoints.format import (
     write_sums,
 )
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.store.direct import CHUNK, DirectWriter
-from stoker.store.errors import DataError, storage_errors
-from stoker.store.files import make_dir, opened, publish_dir, remove_tree
+from stoker.store.direct import (
+    CHUNK,
+    DirectReader,
+    DirectWriter,
+    Progress,
+    aligned_buffer,
+    hash_opened,
+    insist_on_room,
+)
+from stoker.store.errors import FULL, DataError, storage_errors
+from stoker.store.files import inside, make_dir, opened, publish_dir, remove_tree
 
 FILE_BYTES = 1 << 30  # a limit on files, so that they can be hashed in parallel
+SPARE_BYTES = 64 << 20  # that a copy leaves free, for the records of the daemons
+_FICLONE = 0x40049409  # <linux/fs.h>
 _WORTH_A_THREAD = 256 << 10  # bytes that take longer to hash than a thread to wake
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
@@ -66,6 +78,14 @@ class CheckpointWriter:
         if name in self._files or name in (BODY, SUMS) or not _FILE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot be a file of a checkpoint, or is one already")
         self._files[name] = self._write(name, chunks)
+        return self._files[name]
+
+    def add_copy(self, name: str, source: int, size: int, progress: Progress) -> FileEntry:
+        """Writes a copy of the first `size` bytes of an open file as FILES/<name>; `name` may be a path."""
+        name = f"{FILES}/{name}"
+        path = inside(self._temporary, name)
+        make_dir(path.parent)
+        self._files[name] = copy_hashed(source, path, size, progress)
         return self._files[name]
 
     def seal(self, body: Mapping[str, Any]) -> Path:
@@ -104,24 +124,66 @@ class CheckpointWriter:
                 remove_tree(self._temporary)
 
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        path = self._temporary / name
-        digest, flags = hashlib.sha256(), os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with (
-            storage_errors("write", path),
-            opened(path, flags) as descriptor,
-            ThreadPoolExecutor(max_workers=1) as hasher,
-        ):
-            writer = DirectWriter(descriptor)
-            for piece in _pieces(chunks):
-                if piece.nbytes < _WORTH_A_THREAD:
-                    digest.update(piece)
-                    writer.append(piece)
-                else:
-                    hashed = hasher.submit(digest.update, piece)
-                    writer.append(piece)
-                    hashed.result()
-            writer.commit()
-        return FileEntry(writer.done, digest.hexdigest())
+        return write_hashed(self._temporary / name, chunks)
+
+
+def write_hashed(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
+    """Writes a new file durably; returns the size and hash of the bytes handed to write(2)."""
+    digest, flags = hashlib.sha256(), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with (
+        storage_errors("write", path),
+        opened(path, flags) as descriptor,
+        ThreadPoolExecutor(max_workers=1) as hasher,
+    ):
+        writer = DirectWriter(descriptor)
+        for piece in _pieces(chunks):
+            if piece.nbytes < _WORTH_A_THREAD:
+                digest.update(piece)
+                writer.append(piece)
+            else:
+                hashed = hasher.submit(digest.update, piece)
+                writer.append(piece)
+                hashed.result()
+        writer.commit()
+    return FileEntry(writer.done, digest.hexdigest())
+
+
+def copy_hashed(source: int, path: Path, size: int, progress: Progress) -> FileEntry:
+    """Writes the first `size` bytes of an open file durably to a new file; returns its size and hash.
+
+    The two share their blocks where the file system can do that; the hash is then of what the disk holds.
+    Raises StorageError, also where SPARE_BYTES would not stay free.
+    """
+    if (cloned := _clone(source, path, size, progress)) is not None:
+        return cloned
+    insist_on_room(path.parent, size + SPARE_BYTES, 0)
+    # Through the page cache, where what was just written still is.
+    reader = DirectReader(source, past_cache=False)
+
+    def told(chunks: Iterable[memoryview]) -> Iterator[memoryview]:
+        for chunk in chunks:
+            yield chunk
+            progress(reader.done)
+
+    with aligned_buffer(CHUNK) as buffer:
+        return write_hashed(path, told(reader.chunks(buffer, size)))
+
+
+def _clone(source: int, path: Path, size: int, progress: Progress) -> FileEntry | None:
+    """Makes `path` share an open file's blocks; returns None where the file systems cannot do that."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    with storage_errors("write", path), opened(path, flags) as descriptor:
+        try:
+            fcntl.ioctl(descriptor, _FICLONE, source)
+        except OSError as error:
+            path.unlink()
+            if error.errno in FULL:
+                raise
+            return None
+        os.ftruncate(descriptor, size)  # it may have grown since it was looked at
+        os.fsync(descriptor)
+        found = hash_opened(descriptor, progress=progress)
+    return FileEntry(found.size, found.sha256)
 
 
 def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:

@@ -109,13 +109,23 @@ def fsync_dir(path: Path) -> None:
         _fsync_path(path)
 
 
+def fsync_tree(directory: Path | str) -> None:
+    """Makes a directory and all below it durable; raises OSError."""
+    for entry in list(os.scandir(directory)):
+        if entry.is_dir(follow_symlinks=False):
+            fsync_tree(entry.path)
+        elif entry.is_file(follow_symlinks=False):
+            _fsync_path(entry.path)
+    _fsync_path(directory)
+
+
 def publish_dir(temporary: Path, target: Path) -> None:
     """Makes a directory's whole tree durable and gives it its final name by one rename.
 
     Raises FileExistsError, with the temporary untouched, when the target exists.
     """
     with storage_errors("publish", target):
-        _fsync_tree(temporary)
+        fsync_tree(temporary)
     move_durably(temporary, target)
 
 
@@ -248,15 +258,6 @@ def _fsync_path(path: Path | str) -> None:
         os.fsync(descriptor)
 
 
-def _fsync_tree(directory: Path | str) -> None:
-    for entry in list(os.scandir(directory)):
-        if entry.is_dir(follow_symlinks=False):
-            _fsync_tree(entry.path)
-        elif entry.is_file(follow_symlinks=False):
-            _fsync_path(entry.path)
-    _fsync_path(directory)
-
-
 def _remove_below(directory: Path | str) -> None:
     for entry in list(os.scandir(directory)):
         if entry.is_dir(follow_symlinks=False):
@@ -296,11 +297,11 @@ def _open_below(folder: int, name: str, flags: int, path: Path) -> int:
 
 
 def drop_first(places: Sequence[Path], *, keep: int, keep_bytes: int) -> list[Path]:
-    """Removes directories from the front of the list until both limits hold; returns the removed ones.
+    """Removes files and directories from the front until both limits hold; returns the removed ones.
 
     The last stays whatever its size, unless `keep` is 0.
     """
     left, sizes = list(places), {place: tree_bytes(place) for place in places}
     while len(left) > keep or (len(left) > 1 and sum(sizes[place] for place in left) > keep_bytes):
-        remove_tree(left.pop(0))
+        remove_durably(left.pop(0))
     return [place for place in places if place not in left]

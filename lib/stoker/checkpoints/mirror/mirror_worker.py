@@ -38,6 +38,7 @@ from stoker.checkpoints.format import (
     TEMPORARY,
     TIMELINES_COPY,
     checkpoint_name,
+    folders_of,
     mark_of,
     read_body,
     step_of,
@@ -231,7 +232,9 @@ def _copy_files(source: Path, into: Path, tell: Progress) -> None:
     with storage_errors(f"copy {source} to", into):
         names = [*sorted(read_body((source / BODY).read_bytes(), source / BODY).files), BODY, SUMS]
         sizes = {name: inside(source, name).stat().st_size for name in names}
-        there = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in os.scandir(into)}
+        for folder in folders_of(names):
+            make_dir(into / folder)
+        there = {name: (into / name).lstat().st_size for name in names if os.path.lexists(into / name)}
         missing = [name for name in names if there.get(name) != sizes[name]]
         insist_on_room(into, sum(sizes[name] for name in missing), 0)
         for name in missing:

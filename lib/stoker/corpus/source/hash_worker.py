@@ -11,7 +11,6 @@ result: {"status": "hashed", "sha256", "size", "cached"}, {"status": "changed"} 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
@@ -19,13 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker.kit.workers.child import paced, run_worker
+from stoker.kit.workers.child import give_way, paced, run_worker
 from stoker.observe.machine import Pressure, PressureGauge
 from stoker.store.direct import hash_opened
 from stoker.store.errors import storage_errors
 from stoker.store.files import NotPlain, file_beneath
 
-NICE = 10  # a tenth of training's share of a contended CPU
 EVERY_S = 4.0
 GRACE_S, LOOK_S = 0.1, 0.1  # of a pause: until the last reads end, and while disk waits are measured
 LITTLE = 64 << 20  # bytes too few to disturb other processes
@@ -98,15 +96,6 @@ class Background:
 
 def _after(now: float) -> float:
     return (now // EVERY_S + 1) * EVERY_S
-
-
-def give_way() -> None:
-    """Lowers this process's CPU and disk priority for good."""
-    import psutil  # noqa: PLC0415 - other readers need the pauses alone
-
-    with contextlib.suppress(OSError, psutil.Error):
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)
-        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
 def hash_unchanged(

@@ -21,10 +21,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from stoker.corpus.source.hash_worker import give_way
 from stoker.corpus.staging.preflight import preflight
 from stoker.corpus.staging.stage_worker import Wanted, bring, why_away
-from stoker.kit.workers.child import heartbeat, run_worker
+from stoker.kit.workers.child import give_way, heartbeat, run_worker
 from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import Transient, UnavailableError
 from stoker.store.files import make_dir, opened

@@ -1,0 +1,251 @@
+"""Seals what a trainer of the user's own saves: which of its paths, as which step, and when.
+
+A path that the trainer tells is sealed at once, one that the glob matches when names, sizes and times have
+not changed for `quiet_s`. Nothing is sealed twice: a state that is sealed, was given up by a rollback or was
+set aside is known by its mark.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.external.find import Outside, Refused, expand, look_at, path_of, shown, step_in
+from stoker.checkpoints.external.sealing import Changed, seal_outside
+from stoker.checkpoints.external.whole import why_not_whole
+from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY
+from stoker.checkpoints.retention import counts, find_checkpoints
+from stoker.store.direct import Progress
+from stoker.store.errors import DataError
+
+FIRST_RETRY_S, LAST_RETRY_S = 10.0, 60.0
+
+
+@dataclass
+class Place:
+    """Where a run's checkpoints are: the trainer's `directory` and glob, and what Stoker has of them."""
+
+    directory: Path
+    pattern: str | None
+    checkpoints: Path
+    given_up: tuple[Path, ...]  # directories below which rollbacks and convictions have put checkpoints
+    history: tuple[tuple[int, int | None], ...]
+    begun: float = 0.0  # when the run began, Unix time
+
+    @staticmethod
+    def of(task: Mapping[str, Any]) -> Place:
+        """Returns the place of a worker's task."""
+        return Place(
+            Path(os.path.realpath(task["directory"])),  # as the trainer tells its paths
+            task["pattern"],
+            Path(task["checkpoints"]),
+            tuple(map(Path, task["given_up"])),
+            tuple((int(timeline), upto) for timeline, upto in task["history"]),
+            float(task["begun"]),
+        )
+
+    def sealed(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yields step and checkpoint.json of every sealed checkpoint of the history."""
+        for one in find_checkpoints(self.checkpoints):
+            if one.body is not None and counts(one.body.timeline, one.step, self.history):
+                yield one.step, one.body.raw
+
+    def given_up_marks(self) -> set[str]:
+        """Returns the marks of the states that a rollback or a conviction has moved away."""
+        folders = [folder for root in self.given_up for folder in root.glob("*") if folder.is_dir()]
+        bodies = [one.body for folder in folders for one in find_checkpoints(folder)]
+        return {mark for body in bodies if body is not None and (mark := mark_of(body.raw))}
+
+    def found(self) -> tuple[list[Path], list[Path]]:
+        """Returns the matches of the glob, and the links among them; raises as `expand`."""
+        return expand(self.directory, self.pattern) if self.pattern else ([], [])
+
+    def checked(self, told: str) -> Path:
+        """Returns a path that the trainer told; raises Refused where it is not one of its directory's."""
+        path = self.directory / told
+        if ".." in path.parts or not (path.is_relative_to(self.directory) or path in self.found()[0]):
+            raise Refused(f"{told} is neither below train.external.directory nor matched by checkpoints")
+        inside = (one for one in path.parents if one.is_relative_to(self.directory))
+        if link := next((one for one in inside if one != self.directory and one.is_symlink()), None):
+            raise Refused(f"{told} leads through the symbolic link {link}; tell the path it leads to")
+        return path
+
+
+def mark_of(body: Mapping[str, Any]) -> str | None:
+    """Returns the mark of the state that a sealed checkpoint was made of."""
+    return body["external"].get("mark") if isinstance(body.get("external"), dict) else None
+
+
+def _by_step(path: Path) -> tuple[bool, int, Path]:
+    """Sorts paths by the steps in their names; those without come last, as a link or copy of another may."""
+    step = step_in(path.name)
+    return step is None, step or 0, path
+
+
+@dataclass
+class _Seen:
+    """The state of a path, since when it is the same, and the newest step when it was first seen."""
+
+    mark: str
+    since: float
+    step: int | None
+
+
+@dataclass
+class Watch:
+    """The paths of one launch. `body` has the fields of checkpoint.json that are the same for all.
+
+    `tell` takes a word and its fields; `newest` is what the trainer told last: step, tokens, loss, val_loss.
+    """
+
+    place: Place
+    launch: str
+    body: Mapping[str, Any]
+    logs: Mapping[str, Path]  # plan and timelines
+    tell: Callable[..., None]
+    progress: Progress = lambda _: None
+    newest: dict[str, Any] = field(default_factory=dict)
+    quiet_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        sealed = list(self.place.sealed())
+        self.last_step = max((step for step, _ in sealed), default=-1)
+        self.known = self.place.given_up_marks() | {mark for _, body in sealed if (mark := mark_of(body))}
+        paths = (path_of(body, self.place.directory) for _, body in sealed)
+        self._before = {path for path in paths if path is not None}  # a glob may not match what is told
+        self.told: dict[Path, int | None] = {}  # not sealed yet -> the step it was told with
+        self._seen: dict[Path, _Seen] = {}
+        self._sealed_here: set[Path] = set()
+        self._old: dict[Path, tuple[int, int]] = {}  # by name not newer than what is sealed: inode and time
+        self._refused: dict[Path, str] = {}
+        self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
+        self.is_first = True
+        self.sealed: list[int] = []
+
+    def hear(self, told: str, step: int | None) -> None:
+        """Takes in a path that the trainer says is complete."""
+        try:
+            self.told[self.place.checked(told)] = step
+        except Refused as problem:
+            self.tell("refused", path=shown(Path(told)), reason=str(problem))
+
+    def look(self, *, is_at_rest: bool = False) -> None:
+        """Seals what is due. `is_at_rest`: no trainer runs, so nothing changes any more.
+
+        A failure of storage is told and tried again later; `is_at_rest`, it is raised.
+        """
+        now = self.clock()
+        if now < self._retry_at:
+            return
+        try:
+            found, links = self.place.found()
+            for link in links:
+                self._refuse(link, "it is a symbolic link, which is never followed")
+            for path in sorted({*found, *self._before, *self.told}, key=_by_step):
+                self._consider(path, is_at_rest=is_at_rest)
+            if self._retry_at:
+                self.tell("well")
+            self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
+        except (OSError, Refused) as problem:
+            if is_at_rest:
+                raise
+            self.tell("trouble", message=str(problem))
+            self._retry_at, self._retry_s = self.clock() + self._retry_s, min(LAST_RETRY_S, 2 * self._retry_s)
+        finally:
+            self.is_first = False
+
+    def _consider(self, path: Path, *, is_at_rest: bool) -> None:
+        named, is_told = step_in(path.name), path in self.told
+        is_new = named is None or named > self.last_step or path in self._sealed_here
+        try:
+            if not is_new and not is_told:
+                self._pass_over(path)
+                return
+            one = look_at(path)
+            if (seen := self._seen.get(path)) is None or seen.mark != one.mark:
+                seen = self._seen[path] = _Seen(one.mark, self.clock(), self.newest.get("step"))
+            if one.mark in self.known:
+                self.told.pop(path, None)
+            elif is_at_rest or is_told or self.clock() - seen.since >= self.quiet_s:
+                self._take(one, seen, is_at_rest=is_at_rest)
+        except FileNotFoundError:
+            self._seen.pop(path, None)
+            if is_told:
+                self.told.pop(path)
+                self._refuse(path, "it is not there")
+        except (DataError, PermissionError) as problem:
+            self._refuse(path, str(problem))
+
+    def _take(self, one: Outside, seen: _Seen, *, is_at_rest: bool) -> None:
+        newest_s = max(file.mtime_ns for file in one.files.values()) / 1e9
+        why = why_not_whole(one)
+        if newest_s < self.place.begun <= time.time():  # not where the clock was set back since
+            why = "it is older than the run, which has not made it"
+        if why:
+            self._refuse(one.path, why)
+            return
+        step = self._step(one.path, seen)
+        if step <= self.last_step:
+            self.known.add(one.mark)
+            self.told.pop(one.path, None)
+            self._refuse(one.path, f"step {self.last_step} is sealed already, and this is step {step}")
+            return
+        try:
+            self.seal(one, step)
+            self.told.pop(one.path, None)
+        except Changed:
+            if is_at_rest:
+                raise
+            seen.since = self.clock()
+
+    def _step(self, path: Path, seen: _Seen) -> int:
+        """Returns the step of a path's state: told with it, in its name, or the trainer's when first seen.
+
+        The number in the name of a path that is written again is no step. Without any, steps are counted.
+        """
+        named = None if path in self._sealed_here else step_in(path.name)
+        steps = (self.told.get(path), named, seen.step)
+        return next((step for step in steps if step is not None), self.last_step + 1)
+
+    def seal(self, one: Outside, step: int) -> Path:
+        """Seals a path's state as a step; raises as `seal_outside`."""
+        began = self.clock()
+        logs = {name: self.logs[name].read_bytes() for name in (PLAN_COPY, TIMELINES_COPY)}
+        sealed = seal_outside(
+            one,
+            self.place.checkpoints,
+            {**self.body, **self.newest, "step": step},
+            directory=self.place.directory,
+            launch=self.launch,
+            logs=logs,
+            progress=self.progress,
+        )
+        self.last_step = step
+        self.sealed.append(step)
+        self.known.add(one.mark)
+        self._sealed_here.add(one.path)
+        self._before.add(one.path)
+        self._refused.pop(one.path, None)
+        seconds = round(self.clock() - began, 3)
+        size = sum(file.size for file in one.files.values())
+        self.tell("sealed", step=step, name=sealed.name, path=shown(one.path), bytes=size, seconds=seconds)
+        return sealed
+
+    def _pass_over(self, path: Path) -> None:
+        """Tells of a path that is written now and whose name has a step that was passed already."""
+        found = os.lstat(path)
+        state = found.st_ino, found.st_mtime_ns
+        if self._old.get(path, state if self.is_first else None) != state:
+            self._refuse(path, f"step {self.last_step} is sealed already: did the trainer begin again?")
+        self._old[path] = state
+
+    def _refuse(self, path: Path, why: str) -> None:
+        """Tells once why a path is not sealed."""
+        if self._refused.get(path) != why:
+            self._refused[path] = why
+            self.tell("refused", path=shown(path), reason=why)

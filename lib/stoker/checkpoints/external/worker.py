@@ -1,0 +1,122 @@
+"""Worker: performs all work in the directories of a trainer of the user's own, for the train supervisor.
+
+Each task has "verb", "directory", "pattern" (or null), "checkpoints", "given_up" (directories of checkpoints
+that were moved away), "history" ([[timeline, last step or null], ...]) and "begun" (Unix time). By verb:
+
+watch    {"launch", "body", "logs": {name: path}, "newest", "look_s", "quiet_s"}: seals what a running trainer
+         saves, until it is stopped. Lines {"told": path, "step"} and {"newest": {...}} come meanwhile.
+look     the same, once and without waiting: no trainer runs. With "origin", that path alone is sealed, as the
+         step in its name or 0  -> {"sealed": steps}
+restore  {"sealed": path or null, "body": its checkpoint.json, "run_id", "at": a new id, "is_first": nothing
+         was launched yet, "origin", "keep", "keep_bytes"}
+         -> {"status": "restored" | "equal" | "none", "path", "aside": paths, "dropped": paths}
+            or {"status": "occupied", "path": a match of the glob that another run must have made}
+
+Messages: "sealed" with step, name, path, bytes and seconds; "refused" with path and reason; "trouble" with a
+message, and "well" once it is over; "progress" every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoints.external.find import look_at, shown, step_in
+from stoker.checkpoints.external.restoring import drop_asides, put_aside, restore
+from stoker.checkpoints.external.watch import Place, Watch, mark_of
+from stoker.checkpoints.external.whole import why_not_whole
+from stoker.kit.workers.child import Report, give_way, heartbeat, run_worker
+from stoker.store.direct import Progress
+from stoker.store.errors import DataError
+
+SHARE = 50  # a look takes at most one part in so many of the time
+
+
+def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Performs the task's verb."""
+    place, alive = Place.of(task), heartbeat(report, task["directory"])
+    alive(0)
+    match task["verb"]:
+        case "watch":
+            give_way()  # the trainer comes first
+            return _watch(task, _watch_of(task, place, report, alive), report, alive)
+        case "look":
+            return {"sealed": _look(task, _watch_of(task, place, report, alive))}
+        case _:
+            return _restore(task, place, alive)
+
+
+def _watch_of(task: dict[str, Any], place: Place, report: Report, alive: Progress) -> Watch:
+    logs = {name: Path(path) for name, path in task["logs"].items()}
+    return Watch(place, task["launch"], task["body"], logs, report, alive, task["newest"], task["quiet_s"])
+
+
+def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) -> dict[str, Any]:
+    look_at_s = 0.0
+    while not report.stopping:
+        while (message := report.receive(max(0.0, look_at_s - time.monotonic()))) is not None:
+            if "told" in message:
+                watch.hear(message["told"], message["step"])
+                look_at_s = 0.0
+            watch.newest = message.get("newest", watch.newest)
+        began = time.monotonic()
+        alive(0)
+        watch.look()
+        look_at_s = time.monotonic() + max(task["look_s"], SHARE * (time.monotonic() - began))
+    return {}
+
+
+def _look(task: dict[str, Any], watch: Watch) -> list[int]:
+    if task.get("origin") is not None:
+        origin = look_at(Path(task["origin"]))
+        if why := why_not_whole(origin):
+            raise DataError(f"train.init_from: {why}; name a checkpoint that is whole")
+        watch.seal(origin, step_in(origin.path.name) or 0)
+    else:
+        watch.look(is_at_rest=True)
+    return watch.sealed
+
+
+def _restore(task: dict[str, Any], place: Place, alive: Progress) -> dict[str, Any]:
+    """Restores the path to resume from, and puts aside what the trainer must not take for a newer state."""
+    found, _ = place.found()
+    if task["is_first"] and task["origin"] is None and found:
+        return {"status": "occupied", "path": shown(found[0])}
+    status, path, step, aside = "none", None, -1, list[Path]()
+    if task["sealed"] is not None:
+        restored = restore(
+            Path(task["sealed"]),
+            task["body"],
+            place.directory,
+            run_id=task["run_id"],
+            at=task["at"],
+            progress=alive,
+        )
+        status = "restored" if restored.is_written else "equal"
+        path, step = restored.path, int(task["body"]["step"])
+        aside = [restored.aside] if restored.aside is not None else []
+    given_up = place.given_up_marks() - {mark_of(body) for _, body in place.sealed()}
+    for one in found:
+        if one not in (path, Path(task["origin"] or "")) and _is_misleading(one, step, given_up):
+            aside.append(put_aside(one, task["at"]))
+    folders = {one.parent for one in (*found, *aside)}
+    dropped = drop_asides(folders, but=aside, keep=task["keep"], keep_bytes=task["keep_bytes"])
+    told = [shown(one) for one in aside], [shown(one) for one in dropped]
+    return {"status": status, "path": path and shown(path), "aside": told[0], "dropped": told[1]}
+
+
+def _is_misleading(path: Path, step: int, given_up: set[str]) -> bool:
+    """Returns whether a trainer that takes its newest checkpoint would take this one, newer or half."""
+    named = step_in(path.name)
+    if named is not None:
+        return named > step
+    try:
+        one = look_at(path)
+        return one.mark in given_up or bool(why_not_whole(one))
+    except (DataError, FileNotFoundError):
+        return False
+
+
+if __name__ == "__main__":
+    run_worker(main, stop_anywhere=True)

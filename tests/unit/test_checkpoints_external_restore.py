@@ -1,0 +1,194 @@
+"""Restoring: the trainer's path holds the proven state, whole, and nothing of the user's is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash import Crash, check_crashes
+from stoker.checkpoints.external import restoring
+from stoker.checkpoints.external.find import look_at
+from stoker.checkpoints.external.restoring import Restored, restore
+from stoker.checkpoints.external.worker import main
+from stoker.kit.workers.child import Report
+from stoker.store.errors import DataError
+from stoker.store.record import new_id
+from support.outside import Ground, hf_files, write_tree
+
+AT = "20261123T030000Z-0123abcd"
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+@pytest.fixture
+def report() -> Iterator[Report]:
+    reading, writing = os.pipe()
+    yield Report(writing)
+    os.close(reading)
+    os.close(writing)
+
+
+def body_of(ground: Ground, step: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        (ground.checkpoints / f"step-{step:09d}" / "checkpoint.json").read_bytes()
+    )
+    return found
+
+
+def restored(ground: Ground, step: int) -> Restored:
+    path = ground.checkpoints / f"step-{step:09d}"
+    body = body_of(ground, step)
+    return restore(path, body, ground.root, run_id="r1", at=AT, progress=lambda _: None)
+
+
+def task(ground: Ground, step: int | None, **changes: Any) -> dict[str, Any]:
+    """The worker's task of a restoration to a sealed step, or to the run's beginning."""
+    sealed = None if step is None else str(ground.checkpoints / f"step-{step:09d}")
+    return {
+        **{"verb": "restore", "directory": str(ground.root), "pattern": "out/*", "begun": 0.0},
+        **{"checkpoints": str(ground.checkpoints), "history": [[0, None]], "run_id": "r1", "at": new_id()},
+        "given_up": [str(ground.quarantine), str(ground.abandoned)],
+        **{"sealed": sealed, "body": None if step is None else body_of(ground, step)},
+        **{"is_first": False, "origin": None, "keep": 3, "keep_bytes": 1 << 30},
+        **changes,
+    }
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_an_equal_path_is_left_alone_and_another_is_put_aside(ground: Ground) -> None:
+    path = write_tree(ground.out / "checkpoint-5", {**hf_files(), "deep/x.bin": b"x"})
+    (path / "optimizer.pt").chmod(0o755)
+    before = look_at(path)
+    ground.watch().look(is_at_rest=True)
+    assert restored(ground, 5) == (path, False, None)
+    assert look_at(path) == before
+
+    write_tree(path, {"optimizer.pt": b"torn"})
+    found = restored(ground, 5)
+    assert found == (path, True, ground.out / f"checkpoint-5.before-{AT}")
+    assert found.aside is not None
+    assert (found.aside / "optimizer.pt").read_bytes() == b"torn"
+    assert look_at(path).mark == before.mark  # also the times: it is known, and not sealed again
+    assert files_below(path) == {**hf_files(), "deep/x.bin": b"x"}
+    assert (path / "optimizer.pt").stat().st_mode & 0o777 == 0o755
+    assert sorted(one.name for one in ground.out.iterdir()) == ["checkpoint-5", f"checkpoint-5.before-{AT}"]
+
+
+@pytest.mark.parametrize("how", ["missing", "extra file", "a link", "a file in its place", "no parent"])
+def test_whatever_is_at_the_path_it_becomes_the_sealed_state(ground: Ground, how: str) -> None:
+    path = write_tree(ground.out / "checkpoint-5", hf_files())
+    ground.watch().look(is_at_rest=True)
+    match how:
+        case "extra file":
+            write_tree(path, {"pytorch_model.bin": b"of another save"})
+        case "no parent":
+            ground.out.rename(ground.root / "moved")
+        case _:
+            path.rename(ground.root / "moved")
+    if how == "a link":
+        path.symlink_to(ground.root / "moved")
+    elif how == "a file in its place":
+        path.write_bytes(b"")
+    assert restored(ground, 5).is_written
+    assert not path.is_symlink()
+    assert files_below(path) == hf_files()
+
+
+def test_a_sealed_copy_that_rots_meanwhile_is_never_restored(ground: Ground) -> None:
+    path = ground.save("ckpt.pt", b"state")
+    ground.watch().look(is_at_rest=True)
+    copy = ground.checkpoints / "step-000000000" / "files" / "ckpt.pt"
+    copy.write_bytes(copy.read_bytes()[::-1])
+    path.write_bytes(b"newer")
+    with pytest.raises(DataError, match="not what was proven"):
+        restored(ground, 0)
+    assert path.read_bytes() == b"newer"
+
+
+def test_a_restoration_survives_every_crash() -> None:
+    old = {"a.bin": b"newer, not sealed", "deep/c.bin": b"c"}
+    good = {"a.bin": b"sealed" * 20, "deep/b.bin": b"b"}
+
+    def prepare(root: Path) -> None:
+        ground = Ground(root)
+        path = write_tree(ground.out / "checkpoint-5", good)
+        ground.watch().look(is_at_rest=True)
+        restoring.remove_durably(path)
+        write_tree(path, old)
+
+    def write(root: Path) -> None:
+        restored(Ground(root), 5)
+
+    def invariant(root: Path, crash: Crash) -> None:
+        out = Ground(root).out
+        there = {one.name: files_below(one) for one in out.iterdir()}
+        # Recovery, as the next start: the path is right, what lay there is kept, no temporary is left.
+        assert there == {"checkpoint-5": good, f"checkpoint-5.before-{AT}": old}
+
+    def recover(root: Path) -> None:
+        path = Ground(root).out / "checkpoint-5"
+        assert not path.exists() or files_below(path) in (old, good)  # never half of one
+        restored(Ground(root), 5)
+
+    report = check_crashes(write, recover, invariant, prepare=prepare, max_states=400)
+    assert report.trees > 20
+
+
+def test_newer_half_and_given_up_states_are_put_aside_and_no_others(ground: Ground, report: Report) -> None:
+    for step in (10, 20, 30):
+        ground.save(f"step-{step}.pt", b"%d" % step)
+    ground.save("best.pt", b"best")
+    ground.watch().look(is_at_rest=True)
+    ground.save("unsealed.pt", b"whole")
+    (ground.out / "last.pt").write_bytes(ground.save("last.pt", b"x" * 1000).read_bytes()[:-5])
+    (ground.out / "step-5.pt").write_bytes(b"PK\x03\x04 half, and older")
+    (ground.abandoned / "t0").mkdir()
+    for step in (30, 31):  # the run was rolled back to step 20; best.pt was sealed as 31
+        name = f"step-{step:09d}"
+        (ground.checkpoints / name).rename(ground.abandoned / "t0" / name)
+
+    found = main(task(ground, 20), report)
+    assert found["status"] == "equal"
+    assert sorted(Path(one).name.partition(".before-")[0] for one in found["aside"]) == [
+        *("best.pt", "last.pt", "step-30.pt"),
+    ]
+    left = sorted(one.name for one in ground.out.iterdir() if ".before-" not in one.name)
+    assert left == ["step-10.pt", "step-20.pt", "step-5.pt", "unsealed.pt"]
+    # At the beginning nothing may be resumed from.
+    assert len(main(task(ground, None), report)["aside"]) == 3
+
+
+def test_what_is_put_aside_is_kept_within_a_budget(ground: Ground, report: Report) -> None:
+    ground.save("step-10.pt", b"10")
+    ground.watch().look(is_at_rest=True)
+    dropped = []
+    for number in range(5):
+        write_tree(ground.out / "step-20.pt", {"x": b"%d" % number})
+        at = f"2026112{number}T000000Z-00000000"
+        dropped += main(task(ground, 10, at=at), report)["dropped"]
+    assert [Path(one).name for one in dropped] == [
+        f"step-20.pt.before-2026112{number}T000000Z-00000000" for number in (0,)
+    ]
+    ours = ground.out / "step-20.pt.before-yesterday"
+    ours.mkdir()  # the user's own, which the glob matches
+    last = Path(main(task(ground, 10, keep=0), report)["aside"][0]).name  # never at once
+    assert sorted(one.name for one in ground.out.iterdir()) == ["step-10.pt", last]
+
+
+def test_a_run_does_not_begin_on_another_runs_checkpoints(ground: Ground, report: Report) -> None:
+    path = ground.save("step-10.pt", b"another run's")
+    found = main(task(ground, None, is_first=True), report)
+    assert found == {"status": "occupied", "path": str(path)}
+    assert main(task(ground, None, is_first=True, origin=str(path)), report)["status"] == "none"
+    assert path.exists()
