@@ -23,7 +23,7 @@ from stoker.kit.process import ProcessId, children_tree, signal_process
 from stoker.store.layout import TRAIN_SUPERVISOR
 from support.processes import RunningDaemon, wait_gone
 from support.sites import write_site
-from support.training import TrainPipeline, make_training, never_two
+from support.training import TrainPipeline, make_training, meanwhile, never_two
 from support.waiting import LONG_S, wait_until
 
 ENDLESS = {
@@ -303,24 +303,18 @@ def at_rest_now(daemon: RunningDaemon, run: TrainPipeline) -> Counter[str]:
 @contextlib.contextmanager
 def always_held(*locks: Path) -> Iterator[None]:
     """Try to take these locks all the time, as a second supervisor would; fail if one was ever free."""
-    done, free = threading.Event(), list[Path]()
+    free = list[Path]()
 
     def look() -> None:
-        while not done.wait(0.002):
-            for lock in locks:
-                descriptor = os.open(lock, os.O_RDWR)
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    free.append(lock)
-                os.close(descriptor)
+        for lock in locks:
+            descriptor = os.open(lock, os.O_RDWR)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free.append(lock)
+            os.close(descriptor)
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
+    with meanwhile(look, 0.002):
         yield
-    finally:
-        done.set()
-        watcher.join()
     assert not free
 
 

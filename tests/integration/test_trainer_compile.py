@@ -92,7 +92,7 @@ def rotten_graph(cache: Path) -> None:
             file.write_bytes(file.read_bytes()[:-7] + b"\xa5" * 7)
 
 
-@pytest.mark.long  # test_training_compile proves that such a cache is never used
+@pytest.mark.long  # test_training_compile_cache proves that such a cache is never used
 def test_a_deleted_rotten_or_read_only_cache_costs_time_and_no_bit(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     bits = tensors(trained(tmp_path / "new", cache))

@@ -119,23 +119,35 @@ class TrainPipeline:
 
 
 @contextlib.contextmanager
-def never_two(*found: Callable[[], list[ProcessId]]) -> Iterator[None]:
-    """Look all the time, and fail when any of these ever found two live processes at once."""
-    done, most = threading.Event(), [0] * len(found)
+def meanwhile(look: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Look again and again, in a thread."""
+    done = threading.Event()
 
-    def look() -> None:
-        while not done.wait(0.05):
-            for number, find in enumerate(found):
-                # Found one after the other: the first may have ended before the second began.
-                most[number] = max(most[number], sum(process.alive() for process in find()))
+    def look_on() -> None:
+        while not done.wait(every_s):
+            look()
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=look_on)
     watcher.start()
     try:
         yield
     finally:
         done.set()
         watcher.join()
+
+
+@contextlib.contextmanager
+def never_two(*found: Callable[[], list[ProcessId]]) -> Iterator[None]:
+    """Look all the time, and fail when any of these ever found two live processes at once."""
+    most = [0] * len(found)
+
+    def look() -> None:
+        for number, find in enumerate(found):
+            # Found one after the other: the first may have ended before the second began.
+            most[number] = max(most[number], sum(process.alive() for process in find()))
+
+    with meanwhile(look, 0.05):
+        yield
     assert most == [1] * len(found), f"{most} at once"
 
 

@@ -13,10 +13,9 @@ import torch
 from stoker.store.errors import ConfigError, DataError
 from stoker.store.record import write_record
 from stoker.supervise.run.numerics_record import LEGACY, differences, is_known, of_checkpoint, was_halved
-from stoker.training import numerics
+from stoker.training import compilers, numerics
 from stoker.training.launch import Launch, read_launch
 from stoker.training.numerics import resolve
-from stoker.training.steps import device
 from support.trainer_run import TrainerRun
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -115,7 +114,7 @@ def test_a_machine_without_a_compiler_refuses_a_wish_to_compile_and_does_without
         resolve(replace(launch, compile="blocks"), CPU)
     assert resolve(replace(launch, numerics=compiled.body()), CPU).compile == "none"
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(numerics, "lacks_to_compile", device.lacks_to_compile)
+    monkeypatch.setattr(numerics, "lacks_to_compile", compilers.lacks_to_compile)
     assert resolve(launch, CUDA).compile == "none"  # there is no triton for a CPU
     assert "because this machine lacks the package triton" in capsys.readouterr().err
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from stoker.training.model.transformer import Model
-from stoker.training.steps.device import Compute, most_windows
+from stoker.training.steps.device import Compute
+from stoker.training.steps.memory import most_windows
 from stoker.training.steps.muon import Muon
 from stoker.training.steps.optimizer import AdamW
 from stoker.training.steps.schedule import Schedule

@@ -25,7 +25,8 @@ from stoker.store.errors import ConfigError, NonFinite
 from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
 from stoker.supervise.run.metrics_log import MetricsLog
-from stoker.training.compile import CompileCache, compile_blocks
+from stoker.training.compile import compile_blocks
+from stoker.training.compile_cache import CompileCache
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
 from stoker.training.evaluate import evaluate

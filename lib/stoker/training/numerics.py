@@ -16,8 +16,9 @@ import torch
 from stoker.store.errors import ConfigError
 from stoker.store.files import canonical_json
 from stoker.supervise.run.numerics_record import ASKED, differences
+from stoker.training.compilers import compiler, lacks_to_compile
 from stoker.training.launch import Launch
-from stoker.training.steps.device import compiler, lacks_to_compile, most_windows
+from stoker.training.steps.memory import most_windows
 
 # Tokens at once, for a new run. On a CPU 256 to 1024 are alike to 4 % (4,096 to 50,257 ids, width 192 and
 # 256, one thread). A GPU adds each chunk's gradient to the head's, which must stay little beside the rest.

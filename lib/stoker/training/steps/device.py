@@ -1,25 +1,16 @@
-"""Chooses device, threads and determinism, and how wide the passes of a new run may be."""
+"""Chooses device, threads and determinism."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from stoker.store.errors import Transient
-
-# On a CPU wider passes gain nothing and take memory. On one thread, CPU seconds of 2.4, 8 and 29 M parameters
-# were least at 1,024 to 4,096 tokens, alike within 3 %; 256 tokens cost the two small ones 9 % more. On two
-# threads only the smallest was measured.
-CPU_PASS_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -56,18 +47,6 @@ def set_up(*, deterministic: bool, threads: int | None, seed: int) -> torch.devi
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def most_windows(*, global_batch: int, seq_len: int, device: str) -> int:
-    """Returns the most windows a pass that are worth trying: those of a batch, on a CPU a divisor of them."""
-    if device == "cuda":
-        return global_batch
-    return max(size for size in divisors(global_batch) if size == 1 or size * seq_len <= CPU_PASS_TOKENS)
-
-
-def divisors(number: int) -> list[int]:
-    """Returns the divisors of a number, the largest first."""
-    return [size for size in range(number, 0, -1) if number % size == 0]
-
-
 def check_card(kept: Mapping[str, Any], device: torch.device) -> None:
     """Raises Transient, with torch's words, where a run that has a GPU would go on without one."""
     if kept.get("device") != "cuda" or device.type == "cuda":
@@ -82,25 +61,3 @@ def check_card(kept: Mapping[str, Any], device: torch.device) -> None:
         f"the run trains on {card}, and none is here: {words}. It waits for the GPU (look at nvidia-smi) and "
         "never goes on without; on a CPU it can go on as another run: train.run with train.init_from"
     )
-
-
-def lacks_to_compile(device: torch.device) -> str | None:
-    """Returns what inductor needs for the device and this machine lacks; None where it has all."""
-    if device.type == "cpu":
-        return None if shutil.which(_cxx()) else f"the C++ compiler {_cxx()}"
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton"
-    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return None if found else "a C compiler (gcc), which triton needs"
-
-
-def compiler(device: torch.device) -> str:
-    """Returns the name and version of what compiles kernels for the device."""
-    if device.type == "cuda":
-        return f"triton {version('triton')}"
-    told = subprocess.run([_cxx(), "--version"], capture_output=True, text=True, check=True)
-    return told.stdout.partition("\n")[0]
-
-
-def _cxx() -> str:
-    return os.environ.get("CXX", "g++")

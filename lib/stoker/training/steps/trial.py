@@ -6,15 +6,16 @@ import resource
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from stoker.observe.machine import MemoryWatch
 from stoker.store.errors import NoMemory
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
-from stoker.training.steps.device import Compute, divisors
+from stoker.training.steps.device import Compute
 from stoker.training.steps.failures import is_out_of_memory, words_of
 from stoker.training.steps.figures import allocation_retries
-from stoker.training.steps.memory import free_caches
+from stoker.training.steps.memory import divisors, free_caches
 from stoker.training.steps.step import add_gradients
 
 FLOAT_BYTES = 4
@@ -64,6 +65,11 @@ def spare_bytes() -> int:
     return max(0, min(spare, limit - used))
 
 
+def made_up_windows(model: Model, count: int, length: int) -> Tensor:
+    """Returns token ids (count, length) that stand for any others."""
+    return (torch.arange(length, device=model.cos.device) % model.shape.vocab_size).repeat(count, 1)
+
+
 def _lack(model: Model, size: int, *, passes: int, length: int, compute: Compute) -> str:
     """Returns why passes over made-up windows do not fit, "" where they do.
 
@@ -72,8 +78,7 @@ def _lack(model: Model, size: int, *, passes: int, length: int, compute: Compute
     device = compute.device
     retries = allocation_retries(device)
     try:
-        ids = torch.arange(size * (length + 1), device=device) % model.shape.vocab_size
-        add_gradients(model, [ids.view(size, length + 1)] * passes, compute)
+        add_gradients(model, [made_up_windows(model, size, length + 1)] * passes, compute)
         if device.type == "cpu" or size == 1:  # with less there is nothing to train
             return ""
         free, whole = torch.cuda.mem_get_info(device)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.training.compile import CompileCache
+from stoker.training.compile_cache import CompileCache
 
 MACHINE = {"torch": "2.13.0", "card": None}
 
