@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
+from stoker.store.layout import TRAIN_SUPERVISOR
 from support.foreign import make_foreign
 from support.training import TrainPipeline
+from support.waiting import wait_until
 
 PRINTS = """
 import os, sys
@@ -38,3 +42,102 @@ def test_steps_and_losses_of_a_trainer_that_knows_nothing_of_stoker_are_in_the_l
         {"step": 20, "val_loss": 5.2},
         *({"step": n, "loss": 6.0 - n / 50} for n in (30, 40)),
     ]
+
+
+FLOODS = r"""
+import os, signal, socket, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+to, launch = os.environ["STOKER_NOTIFY_SOCKET"], os.environ["STOKER_LAUNCH"].encode()
+words = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+words.setblocking(False)
+printed = 0
+while True:
+    printed += os.write(1, b"\xff\xfe\x1b[31m no line ends" * 5000)
+    printed += os.write(1, b"\niter 41: loss 2.0\n")
+    for word in (b"", b"\xff", b"x" * 9000, b"STEP=-1\nDONE=x", b"STEP=" + b"9" * 4000):
+        for _ in range(50):
+            try:
+                words.sendto(b"LAUNCH=" + launch + b"\n" + word, to)
+            except OSError:
+                break
+    with open("printed.new", "w") as mark:
+        mark.write(str(printed))
+    os.replace("printed.new", "printed")
+    time.sleep(0.02)
+"""
+
+
+def test_a_flood_neither_blocks_the_trainer_while_the_supervisor_stands_still_nor_the_supervisor(
+    tmp_path: Path,
+) -> None:
+    run = make_foreign(tmp_path, FLOODS, supervise__stop_time="1s")
+
+    def printed() -> int:
+        mark = tmp_path / "printed"
+        return int(mark.read_text()) if mark.exists() else 0
+
+    daemon = run.start()
+    try:
+        wait_until(lambda: printed() > 1 << 20, what="the flood")
+        wait_until(lambda: run.data.status(TRAIN_SUPERVISOR).get("step") == 41, what="the step that was read")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        before = printed()
+        wait_until(lambda: printed() > before + (10 << 20), what="10 MB more")
+        os.kill(daemon.pid, signal.SIGCONT)
+        assert run.data.status(TRAIN_SUPERVISOR)["steps_from"] == "nanoGPT"
+    finally:
+        assert daemon.stop() == 0
+    assert run.processes() == []
+    assert [one["step"] for one in run.events("trainer_exited")] == [41]
+    assert (run.run.output(run.events("trainer_launched")[0]["launch"])).stat().st_size < 3 << 20
+
+
+FORKS_AWAY = """
+import os, sys, time
+print("a" * 60 + "b", flush=True)
+if os.fork():
+    sys.exit(0)
+os.setsid()
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_trainer_that_forks_away_is_ended_and_an_endless_expression_too(tmp_path: Path) -> None:
+    run = make_foreign(
+        tmp_path, FORKS_AWAY, train__external={"step": r"(a+)+(\d)$"}, supervise__no_progress_launches=1
+    )
+    ended = run.once()
+    assert ended.returncode == 70, ended.stderr
+    assert run.processes() == []
+    (exited,) = run.events("trainer_exited")
+    assert exited["exit_class"] == "crashed" and "must stay in the foreground" in exited["message"]
+    (unread,) = run.events("steps_unread")
+    assert "takes too long" in unread["message"] and "docs/trainers.md" in unread["message"]
+
+
+PRINTS_WHEN_ASKED = """
+import os, time
+for n in range(6):
+    while not os.path.exists(str(n)):
+        time.sleep(0.01)
+    print(f"\\r{10 * n}%|#| {n}/6 [00:01<00:05, 1.0it/s]", f"iter {n}: loss {n}.5", sep="\\n", flush=True)
+"""
+
+
+def test_reading_goes_on_over_a_reload(tmp_path: Path) -> None:
+    run = make_foreign(tmp_path, PRINTS_WHEN_ASKED)
+    daemon = run.start()
+    try:
+        for n in range(3):
+            (tmp_path / str(n)).touch()
+        wait_until(lambda: run.last_step() == 2, what="the rows before")
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: run.events("reloaded"), what="the reload")
+        for n in range(3, 6):
+            (tmp_path / str(n)).touch()
+        wait_until(lambda: run.record()["state"] == "finished", what="the end")
+    finally:
+        assert daemon.stop() == 0
+    assert [(row["step"], row["loss"]) for row in rows(run)] == [(n, n + 0.5) for n in range(6)]
+    assert len(run.events("trainer_launched")) == 1

@@ -150,7 +150,7 @@ def test_the_lock_is_held_by_the_guard_alone_and_free_after_the_end(start: Any, 
     assert mark.read_text() == "saved"
     assert [next(iter(report)) for report in guarded.reports()] == ["guard", "started", "exited", "empty"]
     ended = guarded.reported("exited")
-    assert ended["exited"] == {"code": 0} and ended["peak_bytes"] > 1 << 20
+    assert ended["exited"] == {"code": 0} and ended["peak_bytes"] > 1 << 20 and ended["left"] == 0
     assert guarded.lock_is_free()
 
 

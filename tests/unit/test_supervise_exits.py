@@ -103,6 +103,17 @@ def test_a_stop_is_told_by_the_sealed_checkpoint(
     assert hung.kind is ExitClass.HUNG
 
 
+def test_a_trainer_of_the_users_own_that_forks_away_has_not_finished() -> None:
+    def kind(seen: Evidence, *, left: int = 1, is_foreign: bool = True) -> str:
+        end = GuardedEnd(0, None, left=left)
+        return classify(end, seen, is_asked=False, is_hung=False, is_foreign=is_foreign).kind
+
+    assert kind(Evidence(step=40, sealed_step=40)) == "crashed"
+    assert kind(Evidence(), left=0) == kind(Evidence(), is_foreign=False) == "finished"
+    assert kind(Evidence(phase="train", step=41, sealed_step=40)) == "finished"  # a helper outlives it
+    assert kind(Evidence(step=40, sealed_step=50)) == "finished"  # its steps cannot be read
+
+
 def test_the_detail_names_the_signal_the_evidence_and_the_last_words() -> None:
     assert judged(None, 9).detail == "killed by SIGKILL"
     assert judged(None, 9, OOM).detail == "killed by SIGKILL, the kernel's OOM killer was at work"

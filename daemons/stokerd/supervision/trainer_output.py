@@ -42,13 +42,14 @@ class TrainerOutput:
 
     def look(self, trainer: Trainer, datagrams: Sequence[bytes], now: float, *, is_last: bool) -> Trainer:
         """Returns the trainer after its words by now, and after its output unless it tells steps itself."""
-        if trainer.is_read and self._reader is not None and (now >= self._look_at or is_last):
+        reader = self._reader if now >= self._look_at or is_last else None
+        if trainer.is_read and reader is not None:
             self._look_at = now + LOOK_S
-            moved, read = self._reader.moved, self._read(self._reader, is_last=is_last)
+            moved, read = reader.moved, self._read(reader, is_last=is_last)
             told = [words(one, self._launch.launch) for one in read]
             datagrams = [*datagrams, *told]
-            has_moved, read_as = self._reader.moved > moved, self._reader.kind
-            trainer = trainer.after_output(told, now, has_moved=has_moved, read_as=read_as)
+            has_moved = reader.moved > moved
+            trainer = trainer.after_output(told, now, has_moved=has_moved, read_as=reader.kind)
             if trainer.view.step is None and now >= self._unread_at:
                 minutes = UNREAD_S / 60
                 self._tell_unread(f"step: {self._pattern} read nothing for {minutes:.0f} minutes, {REMEDY}")

@@ -11,7 +11,8 @@ What CMD's tree prints is kept in the file OUTPUT and passed on to stderr (see r
 prints to the guard's own stdout and stderr. CMD runs in DIRECTORY, or where the guard does if that is empty.
 
 The guard writes JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"},
-{"exited":{"code"}|{"signal"},"peak_bytes"}, {"empty":true}; `peak_bytes` is the largest resident size of a
+{"exited":{"code"}|{"signal"},"peak_bytes","left"}, {"empty":true}; `left` counts the processes that CMD left
+behind, `peak_bytes` is the largest resident size of a
 process that was reaped by then. The lines need no reader: a full or closed pipe never delays the guard. Exit
 code: CMD's, or 128 + its signal; 75 when the parent was gone, or a stop was
 requested, before CMD could start.
@@ -126,7 +127,8 @@ class Guard:
         how = {"code": code} if code >= 0 else {"signal": -code}
         self._exit_code = code if code >= 0 else 128 - code
         peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        self._report(exited=how, peak_bytes=peak_kib * 1024)
+        left = len(list(children_tree(os.getpid())))
+        self._report(exited=how, peak_bytes=peak_kib * 1024, left=left)
         self._begin_to_stop()  # its remaining processes serve no trainer any more
 
     def _begin_to_stop(self) -> None:

@@ -19,6 +19,7 @@ class GuardedEnd:
     code: int | None
     signum: int | None
     peak_bytes: int = 0  # resident, of the largest process that the guard has reaped
+    left: int = 0  # processes that outlived the trainer, before its guard ended them
 
 
 class ExitClass(StrEnum):
@@ -100,11 +101,21 @@ def classify(
     how = f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
     if is_asked and is_foreign and end.signum != signal.SIGKILL:
         return Exit(ExitClass.STOPPED, f"stopped as asked ({how}); what it did not save is lost")
+    if is_foreign and end.code == 0 and end.left and _has_done_nothing(seen):
+        text = (
+            f"before its first step, and {end.left} of its processes went on: it must stay in the foreground"
+        )
+        return Exit(ExitClass.CRASHED, f"{how}, {text}")
     words = f": {last_words}" if last_words else ""
     kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
     doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
     return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data)
+
+
+def _has_done_nothing(seen: Evidence) -> bool:
+    """Whether no step is known of a launch, and no checkpoint."""
+    return seen.phase == "load" and (seen.sealed_step or 0) <= seen.step
 
 
 def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str]:

@@ -173,7 +173,12 @@ class GuardedTrainer:
             report = parse_json(line)
             self.trainer_pid = report.get("started", self.trainer_pid)
             if how := report.get("exited"):
-                self._end = GuardedEnd(how.get("code"), how.get("signal"), int(report.get("peak_bytes", 0)))
+                self._end = GuardedEnd(
+                    how.get("code"),
+                    how.get("signal"),
+                    int(report.get("peak_bytes", 0)),
+                    int(report.get("left", 0)),
+                )
 
     def _leave_lock(self) -> None:
         if self._lock is not None:
