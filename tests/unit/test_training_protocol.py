@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,3 +80,9 @@ def test_a_long_or_many_lined_text_becomes_one_line(inbox: Inbox) -> None:
     (word,) = inbox.read()
     assert word["LAUNCH"] == "L1" and word["ERROR"].startswith("first LAUNCH=other x")
     assert len(word["ERROR"]) == MOST_TEXT
+
+
+def test_a_name_that_is_no_text_is_told_by_escapes(inbox: Inbox) -> None:
+    protocol = Protocol(str(inbox.path), "L1")
+    protocol.say("load", error=os.fsdecode(b"caf\xc3\xa9 \xff"))
+    assert inbox.read()[0]["ERROR"] == "café \\udcff"

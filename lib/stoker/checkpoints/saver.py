@@ -94,7 +94,7 @@ class Saver:
     def prepare(self, files: Sequence[File], body: Mapping[str, Any]) -> None:
         """Takes the memory for a copy in the background, so that the first save need not wait for it."""
         size = lay_out(files, body).size
-        self._reserving = threading.Thread(target=self._why_not_copied, args=(size,), daemon=True)
+        self._reserving = threading.Thread(target=self._reserve, args=(size,), daemon=True)
         self._reserving.start()
 
     def save(self, files: Sequence[File], body: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class Saver:
         self.saved_step, self._saved_at = body["step"], time.monotonic()
         self._pending = self.saved_step
         layout = lay_out(files, body)
-        if why := self._why_not_copied(layout.size):
+        if why := self._reserve(layout.size):
             self._save_in_place(files, body, why)
             return
         self._copying = layout
@@ -181,7 +181,7 @@ class Saver:
         print(f"trainer: this save failed, the next one tries again: {problem}", file=sys.stderr)
         self._say(save_failed=problem)
 
-    def _why_not_copied(self, size: int) -> str:
+    def _reserve(self, size: int) -> str:
         """Takes the memory for a copy; returns why there is none, "" if there is."""
         has = self._memory.view.nbytes
         if size <= has:

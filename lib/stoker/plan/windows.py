@@ -29,7 +29,7 @@ ORDER_BLOCK = 4096  # offsets permuted together: a call for one batch costs as m
 Windows: TypeAlias = npt.NDArray[np.int64]
 _Dtype: TypeAlias = np.dtype[np.uint16] | np.dtype[np.uint32]
 _Tokens: TypeAlias = npt.NDArray[Any]  # in the sets' own dtype
-_DTYPES: Mapping[str, _Dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: Mapping[str, _Dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class WindowReader:
     ) -> None:
         manifests = [_manifest(shards_root / key[:16], digest) for key, digest in sets]
         names = {str(manifest.get("dtype")) for _, manifest in manifests}
-        if len(names) != 1 or not names <= set(_DTYPES):
+        if len(names) != 1 or not names <= set(DTYPES):
             raise DataError(f"{shards_root}: the sets of a segment must share a known dtype: {names}")
-        self.dtype: _Dtype = _DTYPES[names.pop()]
+        self.dtype: _Dtype = DTYPES[names.pop()]
         self.seq_len = seq_len
         self.vocab_size = vocab_size
         self._files = [file for found in manifests for file in _files(*found, stream, self.dtype.itemsize)]

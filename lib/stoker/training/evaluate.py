@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker.plan.windows import DTYPES
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
 from stoker.training.launch import Heldout
 from stoker.training.model.transformer import Model
 from stoker.training.steps.device import Compute
 from stoker.training.steps.memory import while_it_fits
-
-DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Training:
         # A GPU has the next step to make while the host looks at a result; a CPU gains nothing by it.
         self.looks_late = self.compute.device.type == "cuda"
         self._underway: Underway | None = None
-        self._looked_at = 0.0  # monotonic seconds
+        self._finished_at = 0.0  # monotonic seconds
         self._first = self.progress.step + 1
 
     def compile(self) -> None:
@@ -124,7 +124,7 @@ class Training:
         self._say("train", ready=1)
         self._evaluate_if_due()
         ending = self._train()
-        self._look()
+        self._finish_step()
         if ending in ("steps", "data_exhausted") and not self._evaluate():
             ending = "stopped"
         self.prefetcher.close()
@@ -144,8 +144,8 @@ class Training:
             batch = self._next_batch()
             if batch is None:
                 return "stopped" if self.stop.asked else "data_exhausted"
-            self._begin(batch, started, time.monotonic() - started)
-            if self._underway is not None:
+            self._begin_step(batch, started, time.monotonic() - started)
+            if self._underway is not None:  # the next one is begun before its result is looked at
                 continue
             if self.progress.step == self._first:  # it has shown what memory training takes
                 self.saver.prepare(*self._contents())
@@ -168,7 +168,7 @@ class Training:
     def _last_begun(self) -> int:
         return self.progress.step if self._underway is None else self._underway.step
 
-    def _begin(self, batch: Prepared, started: float, waited_s: float) -> None:
+    def _begin_step(self, batch: Prepared, started: float, waited_s: float) -> None:
         """Begins the next step, then looks at the one before; also at this one if something follows it."""
         if self.pressure.is_too_high() and self.numerics.micro_batch > 1:
             self._halved(self.numerics.micro_batch // 2)
@@ -180,17 +180,17 @@ class Training:
             self.numerics.micro_batch,
             self._halved,
         )
-        self._look()
+        self._finish_step()
         self._underway = Underway(step, rate, batch, started, waited_s, begun)
         if not self.looks_late or self._is_followed(step):
-            self._look()
+            self._finish_step()
 
     def _is_followed(self, step: int) -> bool:
         """Whether more than the next step follows a step: the state that it leaves is needed."""
         is_told_apart = step in (self._first, self.schedule.decay_begins)
         return is_told_apart or self._evaluates_at(step) or self.saver.is_due(step)
 
-    def _look(self) -> None:
+    def _finish_step(self) -> None:
         """Waits for the result of the step under way, if there is one: only then is the step made.
 
         Raises NonFinite where it was not applied, after saving the state before it.
@@ -209,13 +209,13 @@ class Training:
                 **self.progress.words()
                 | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )
-        self._record(made, result)
+        self._record_step(made, result)
 
-    def _record(self, made: Underway, result: StepResult) -> None:
+    def _record_step(self, made: Underway, result: StepResult) -> None:
         """Moves on to a step made, writes its row and tells it."""
         now = time.monotonic()
-        elapsed_s = now - max(made.started, self._looked_at)  # it may have begun while the last was made
-        self._looked_at = now
+        elapsed_s = now - max(made.started, self._finished_at)  # it may have begun while the last was made
+        self._finished_at = now
         self.progress = replace(
             self.progress,
             step=made.step,
@@ -245,7 +245,7 @@ class Training:
     def _halved(self, micro_batch: int) -> None:
         """Drops the gradients of what did not fit; further steps are made with this micro-batch."""
         self.model.zero_grad()
-        self._look()  # the step before was made with the other
+        self._finish_step()  # the step before was made with the other
         print(f"trainer: memory is short, the micro-batch is {micro_batch} from now on", file=sys.stderr)
         self.change_numerics(micro_batch=micro_batch)
 
@@ -267,7 +267,7 @@ class Training:
                 if self.protocol.phase != "train":
                     self._say("train")
                 return batch
-            self._look()
+            self._finish_step()
             if self.batches.exhausted:
                 return None
             if time.monotonic() - word_at >= PLAN_WORD_S:

@@ -6,7 +6,6 @@ cannot be sent is dropped, because a newer one follows; other datagrams are kept
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
@@ -35,10 +34,6 @@ class Protocol:
         self._socket: socket.socket | None = None
         if path:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Protocol:
-        return cls(environ.get("STOKER_NOTIFY_SOCKET", ""), environ.get("STOKER_LAUNCH", ""))
 
     @property
     def phase(self) -> str:
@@ -95,11 +90,9 @@ class Protocol:
 
 
 def _text(value: object) -> str:
-    with contextlib.suppress(UnicodeEncodeError):
-        text = str(value)
-        text.encode()
-        return " ".join(text.split())[:MOST_TEXT]
-    return repr(value)[:MOST_TEXT]
+    """Returns a value as one line; a character that has no UTF-8 becomes its escape."""
+    text = str(value).encode(errors="backslashreplace").decode()
+    return " ".join(text.split())[:MOST_TEXT]
 
 
 def dumps_stacks(environ: Mapping[str, str]) -> dict[str, object]:

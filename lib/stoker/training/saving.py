@@ -90,12 +90,10 @@ def log_up_to(path: Path, head: str) -> bytes:
     """Returns a chained log's bytes to the line with hash `head`; raises DataError without that line."""
     if head == GENESIS:
         return b""
-    raw = path.read_bytes()
-    end = 0
-    for line in raw.splitlines(keepends=True):
-        end += len(line)
-        if hashlib.sha256(line.rstrip(b"\n")).hexdigest() == head:
-            return raw[:end] if line.endswith(b"\n") else raw[:end] + b"\n"
+    lines = path.read_bytes().split(b"\n")
+    for count, line in enumerate(lines, start=1):
+        if hashlib.sha256(line).hexdigest() == head:
+            return b"\n".join([*lines[:count], b""])
     raise DataError(
         f"{path} no longer has the entry {head} that this run was trained by; nothing may rewrite it"
     )

@@ -33,7 +33,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     # torch reads it when loaded. Threads that spin at each barrier take the cores from other processes,
     # mostly from the shard builders: on 2 busy cores a step took 13 s when they spun, 2 s when they slept.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    protocol = Protocol.from_environment(environ)
+    protocol = Protocol(environ.get("STOKER_NOTIFY_SOCKET", ""), environ.get("STOKER_LAUNCH", ""))
     try:
         protocol.say("load", **dumps_stacks(environ))
         code = _train(read_launch(environ), protocol, stop)
