@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.plan.log import read_plan
+from stoker.plan.windows import DTYPES
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record
-from stoker.training.evaluate import DTYPES
 
 CHUNK_TOKENS = 1 << 22
 

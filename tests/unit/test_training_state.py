@@ -1,4 +1,4 @@
-"""State to bytes and back bit for bit, the held-out loss, and text out of a sealed checkpoint."""
+"""State to bytes and back bit for bit; what a launch refuses, and what it begins with."""
 
 from __future__ import annotations
 
@@ -10,32 +10,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from stoker.checkpoints.handover import Memory, Sealer, lay_out
 from stoker.checkpoints.seal import CheckpointWriter
-from stoker.cli.runs.generate import generate
-from stoker.cli.which_run import checkpoints_at
 from stoker.plan.positions import Position
-from stoker.store.errors import ConfigError, DataError, NonFinite, StorageError, UsageError
+from stoker.store.errors import ConfigError, DataError, StorageError, UsageError
 from stoker.store.record import write_record
 from stoker.training import state
-from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
 from stoker.training.loop import Training
 from stoker.training.model.shape import Shape
-from stoker.training.model.transformer import Model, initialize
+from stoker.training.model.transformer import Model
 from stoker.training.numerics import resolve
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.sampling import Sampling, TextModel, pick
+from stoker.training.sampling import Sampling, TextModel
 from stoker.training.saving import TensorCopier, contents, log_up_to
 from stoker.training.state import Progress
 from stoker.training.steps import device
 from stoker.training.steps.optimizer import AdamW
+from support.models import make_model
 from support.trainer_run import SEQ_LEN, VOCAB, Inbox, TrainerRun
 
 CPU = device.Compute(torch.device("cpu"), bf16=False)
@@ -54,8 +50,8 @@ def launch_of(run: TrainerRun) -> Launch:
 
 
 def trained(launch: Launch, seed: int = 1) -> tuple[Model, AdamW]:
-    model = Model(Shape.parse(launch.model, vocab_size=VOCAB, seq_len=SEQ_LEN))
-    initialize(model, seed)
+    shape = Shape.parse(launch.model, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    model = make_model(shape, seed=seed)
     optimizer = AdamW(model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     for step in range(3):
         windows = torch.randint(0, VOCAB, (4, SEQ_LEN + 1), generator=torch.Generator().manual_seed(step))
@@ -209,35 +205,6 @@ def test_a_log_is_copied_up_to_its_head_and_a_missing_head_is_refused(run: Train
         log_up_to(run.layout.plan, "f" * 64)
 
 
-def test_the_held_out_loss_is_the_mean_over_windows_with_its_standard_error(run: TrainerRun) -> None:
-    launch = launch_of(run)
-    model, _ = trained(launch)
-    held = launch.heldout
-    assert held is not None
-    windows = open_heldout(held, "uint16")
-    found = evaluate(model, windows, compute=CPU, micro_batch=4)
-    with torch.no_grad():
-        each = [
-            model.loss_sum(torch.from_numpy(row[None].astype(np.int64))).item() / SEQ_LEN for row in windows
-        ]
-    assert found is not None
-    assert found.loss == pytest.approx(np.mean(each), abs=1e-5)
-    assert found.stderr == pytest.approx(np.std(each, ddof=1) / np.sqrt(6), rel=1e-3)
-    assert evaluate(model, windows, compute=CPU, micro_batch=4, go_on=lambda windows: False) is None
-
-
-def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run: TrainerRun) -> None:
-    wild = {"name": "adamw", "lr": 1e30, "betas": [0.9, 0.95], "weight_decay": 0.0, "clip": None}
-    changes = {"optimizer": wild, "evaluate": {"every_steps": 1, "tokens": 96}, "deterministic": False}
-    with (
-        run.training(**changes) as training,
-        pytest.raises(NonFinite, match="the held-out loss at step 1 is"),
-    ):
-        training.run()
-    assert run.checkpoints() == []
-    assert run.rows()[-1] == {"step": 1, "timeline": 0, "val_loss": None, "val_stderr": None}
-
-
 def test_numerics_that_change_are_told_and_saved_and_a_replay_has_no_others(
     run: TrainerRun, tmp_path: Path
 ) -> None:
@@ -256,47 +223,6 @@ def test_numerics_that_change_are_told_and_saved_and_a_replay_has_no_others(
     inbox.close()
 
 
-def test_held_out_windows_that_changed_are_refused(run: TrainerRun) -> None:
-    held = launch_of(run).heldout
-    assert held is not None
-    raw = bytearray(held.file.read_bytes())
-    raw[7] ^= 1
-    held.file.write_bytes(raw)
-    with pytest.raises(DataError, match="held-out data changed"):
-        open_heldout(held, "uint16")
-
-
-def test_the_unigram_loss_is_that_of_the_training_frequencies(
-    run: TrainerRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
-    from demolib.baseline import unigram_loss
-
-    tokens = np.concatenate([np.fromfile(file, "<u2") for file in run.shards.glob("*/train-*.bin")])
-    counts = np.bincount(tokens, minlength=VOCAB) + 1
-    held = np.fromfile(run.layout.heldout, "<u2").reshape(6, SEQ_LEN + 1)[:, 1:]
-    expected = -np.log(counts[held] / counts.sum()).mean()
-    assert unigram_loss(run.layout.root) == pytest.approx(expected)
-
-
-def test_a_text_is_continued_from_the_checkpoint_alone_and_alike_for_a_seed(
-    run: TrainerRun, tmp_path: Path
-) -> None:
-    path, _ = sealed(run, *trained(launch_of(run)))
-    alone = tmp_path / "elsewhere" / path.name
-    alone.parent.mkdir()
-    path.rename(alone)
-    run.tokenizer.unlink()
-    model = TextModel(alone)
-    one = model.continue_text("the café <|endoftext|>", 20, Sampling(seed=1))
-    assert one.startswith("the café <|endoftext|>")
-    assert one == model.continue_text("the café <|endoftext|>", 20, Sampling(seed=1))
-    assert one != model.continue_text("the café <|endoftext|>", 20, Sampling(seed=2))
-
-    done = CliRunner().invoke(generate, [str(alone.parent), "--prompt", "tea", "--tokens", "3"])
-    assert done.exit_code == 0 and done.output.startswith("tea")
-
-
 def test_a_model_with_every_option_is_trained_with_its_mask_and_generates(run: TrainerRun) -> None:
     model = {**run.record("launch-1")["model"], "qk_norm": True, "document_mask": True}
     with run.training(steps=2, model=model, eot=5, recompute="blocks") as training:
@@ -309,71 +235,6 @@ def test_a_model_with_every_option_is_trained_with_its_mask_and_generates(run: T
     (path,) = run.checkpoints()
     assert state.read_checkpoint(path, launch_of(run)).progress.step == 2
     assert TextModel(path).continue_text("the café", 4, Sampling(seed=1)).startswith("the café")
-
-
-def test_a_checkpoint_with_a_flipped_bit_gives_no_text(run: TrainerRun) -> None:
-    path, _ = sealed(run, *trained(launch_of(run)))
-    weights = path / "model-00001.safetensors"
-    raw = bytearray(weights.read_bytes())
-    raw[-1] ^= 1
-    weights.write_bytes(raw)
-    failed = CliRunner().invoke(generate, [str(path), "--prompt", "tea"])
-    assert isinstance(failed.exception, DataError) and failed.exception.exit_code == 65
-    assert "model-00001.safetensors" in str(failed.exception)
-
-
-def test_a_run_directory_stands_for_its_sealed_checkpoints(tmp_path: Path) -> None:
-    for name in ("step-000000900", "step-000001000", ".tmp-step-x-000001100"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    older, newest = (tmp_path / "checkpoints" / name for name in ("step-000000900", "step-000001000"))
-    assert checkpoints_at(tmp_path) == checkpoints_at(tmp_path / "checkpoints") == [older, newest]
-    assert checkpoints_at(newest) == [newest]
-    with pytest.raises(UsageError):
-        checkpoints_at(tmp_path / "nowhere")
-
-
-def test_temperature_0_takes_the_likeliest_and_top_k_draws_from_no_other() -> None:
-    logits = torch.tensor([0.0, 3.0, 2.9, -1.0])
-    generator = torch.Generator().manual_seed(1)
-    assert pick(logits, Sampling(temperature=0), generator) == 1
-    assert pick(logits, Sampling(temperature=1e-50), generator) == 1
-    drawn = {pick(logits, Sampling(temperature=5.0, top_k=2), generator) for _ in range(50)}
-    assert drawn == {1, 2}
-    assert len({pick(logits, Sampling(temperature=50.0, top_k=0), generator) for _ in range(200)}) == 4
-
-
-def test_top_p_draws_from_the_fewest_that_have_the_share() -> None:
-    logits = torch.log(torch.tensor([0.1, 0.5, 0.15, 0.25]))
-    generator = torch.Generator().manual_seed(1)
-
-    def drawn(**how: Any) -> set[int]:
-        return {pick(logits, Sampling(1.0, seed=0, **how), generator) for _ in range(100)}
-
-    assert drawn(top_k=0, top_p=0.74) == {1, 3}
-    assert drawn(top_k=0, top_p=0.76) == {1, 2, 3}
-    assert drawn(top_k=2, top_p=0.6) == {1}  # of two, the likelier has two thirds
-    assert drawn(top_k=0, top_p=1e-9) == {1}
-
-
-def test_a_text_longer_than_the_windows_goes_on_from_the_last_half(run: TrainerRun) -> None:
-    path, _ = sealed(run, *trained(launch_of(run)))
-    text = TextModel(path)
-    model, context, begins = text._model, [text._eot, 7, 8], 0
-    drawn = list(text._draw(context[1:], 4 * SEQ_LEN, Sampling(temperature=0)))
-    for token in drawn:
-        if len(context) - begins > SEQ_LEN:
-            begins = len(context) - SEQ_LEN // 2
-        with torch.inference_mode():
-            logits = model(torch.tensor([context[begins:]]))[0, -1, : text._ids]
-        assert token == int(logits.argmax())
-        context.append(token)
-    assert len(drawn) == 4 * SEQ_LEN
-
-
-@pytest.mark.parametrize("share", ["0", "1.5"])
-def test_a_share_that_is_none_is_refused(share: str, tmp_path: Path) -> None:
-    refused = CliRunner().invoke(generate, [str(tmp_path), "--top-p", share])
-    assert refused.exit_code == 2 and "--top-p" in refused.output  # `stoker` makes it 64
 
 
 def test_a_missing_or_foreign_launch_record_says_so(run: TrainerRun) -> None:
