@@ -33,7 +33,9 @@ from stoker.training.data.batches import Batch, Batches
 from stoker.training.launch import Launch
 from stoker.training.protocol import Protocol, Stop
 
-STEP_S = 0.01  # a run takes long enough to be met in the middle
+STEP_S = float(
+    os.environ.get("STOKER_TEST_STEP_S", "0.01")
+)  # a run takes long enough to be met in the middle
 POLL_S = 0.1
 MOMENTUM = np.float32(0.9)
 PRINTS = int(os.environ.get("STOKER_TEST_PRINTS", "0"))  # characters after each step
