@@ -10,6 +10,7 @@ import pytest
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.log import read_log
 from stoker.store.record import read_record
+from stoker.supervise.audit.audit import audit_run
 from support.cgroups import cgroup_of, inside
 from support.processes import daemon_command, start_daemon
 from support.training import TrainPipeline, make_training
@@ -55,6 +56,34 @@ def test_too_many_of_them_take_the_run_back_and_halt_it(
     assert run.checkpoints()[-1] == "step-000000010"
     record = run.record()
     assert (record["state"], record["halted"]["class"], record["fork"]) == ("halted", "non_finite", None)
+
+
+def test_a_spike_takes_the_run_back_before_it_and_its_windows_are_skipped(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"supervise__on_spike": "rollback", "train__steps": 300}
+    kept = {"every": None, "every_steps": 20, "keep_last": 99}
+    run = make_training(shard_sets, tmp_path, train__checkpoint=kept, **changes)
+    monkeypatch.setenv("STOKER_TEST_SPIKE", "399 401 405")  # steps 100 to 102
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    (spike,) = run.events("loss_spike")
+    assert (spike["first"], spike["step"], spike["windows"]) == (100, 102, [[0, 396], [0, 408]])
+    assert spike["loss"] > spike["median"] + 2.5
+    (fork,) = forks(run)
+    assert (fork["from"], fork["skip"]) == (80, [[[0, 396], [0, 408]]])
+    assert classes(run) == ["stopped_as_asked", "finished"]
+    assert run.events("windows_skipped")[0]["windows"] == 12
+    abandoned = run.events("checkpoints_abandoned")[0]["names"]
+    assert abandoned[0] == "step-000000100" and len(abandoned) >= 2, (
+        "those after it, and the one sealed at the stop"
+    )
+    (over,) = run.events("loss_recovered")
+    assert (over["of"], over["first"]) == ("spike", 100)
+    assert (run.record()["watched"], run.record()["fork"]) == ({}, None)
+    assert not run.events("loss_diverged") and not run.events("loss_plateau")
+    audit = audit_run(run.data.pipeline)
+    assert audit.findings == () and (audit.plan.applied, audit.plan.skipped) == (1200, 12)
 
 
 def test_a_checkpoint_that_cannot_be_loaded_twice_is_set_aside(

@@ -192,10 +192,29 @@ CASES = (
     ),
     Case(
         "StokerLossSpike",
-        132,
-        "The loss of p is 1.5 times its median of the last two hours.",
-        {"train:stoker_train_loss": "2x120 3x20", 'train:stoker_trainer_phase{phase="train"}': "1x150"},
-        ({"train:stoker_train_loss": "2x120 2.2x20"},),
+        12,
+        "The loss of p has jumped, to 3.",
+        {"train:stoker_train_loss": "3x20", 'train:stoker_train_loss_watch{kind="spike"}': "1x20"},
+        (
+            {'train:stoker_train_loss_watch{kind="spike"}': "0x20"},
+            {'train:stoker_train_loss_watch{kind="spike"}': "0x5 1x5 0x10"},  # it passed
+        ),
+        by=OWN,
+    ),
+    Case(
+        "StokerLossDiverged",
+        7,
+        "The loss of p diverges; it is 3.",
+        {"train:stoker_train_loss": "3x20", 'train:stoker_train_loss_watch{kind="diverged"}': "1x20"},
+        ({'train:stoker_train_loss_watch{kind="diverged"}': "0x20"},),
+        by=OWN,
+    ),
+    Case(
+        "StokerLossPlateau",
+        2,
+        "The loss of p stands still at 3.",
+        {"train:stoker_train_loss": "3x20", 'train:stoker_train_loss_watch{kind="plateau"}': "1x20"},
+        ({'train:stoker_train_loss_watch{kind="plateau"}': "0x20"},),
         by=OWN,
     ),
 )

@@ -11,7 +11,19 @@ from stoker.config.schema import Supervise
 from stoker.plan.timelines import Timeline, Timelines
 from stoker.supervise.health.evidence import Evidence
 from stoker.supervise.health.exits import Exit, ExitClass
-from stoker.supervise.policy import BACK, Case, Facts, Fork, Response, Tried, remedy, respond, skipped
+from stoker.supervise.policy import (
+    BACK,
+    SPIKE,
+    Case,
+    Facts,
+    Fork,
+    Response,
+    Tried,
+    answer_spike,
+    remedy,
+    respond,
+    skipped,
+)
 
 POLICY = Supervise(no_progress_launches=5, skips_in_1000_steps=2)
 TRAINS = Evidence(phase="train", step=35, micro_batch=8, headroom_bytes=100, headroom_after_bytes=95)
@@ -115,6 +127,31 @@ def test_skipped_windows_count_since_the_run_last_went_back_and_only_those_of_th
     assert skipped(Timelines(tuple(forks))) == (20, 5), "what was left does not count"
     back = [*forks, fork(6, 3, f"{BACK}: 4 steps"), fork(7, 8, "non_finite: step 9")]
     assert skipped(Timelines(tuple(back))) == (8,)
+
+
+def test_spikes_are_counted_apart_from_steps_that_were_not_finite() -> None:
+    forks = (
+        Timeline(1, 0, 5, (), "non_finite: step 6"),
+        Timeline(2, 1, 9, (), "loss_spike: from step 10 to 12"),
+    )
+    assert skipped(Timelines(forks)) == (5,) and skipped(Timelines(forks), SPIKE) == (9,)
+
+
+@pytest.mark.parametrize(
+    ("steps", "spikes", "answer"),
+    [
+        ((2000, 2034, 2040), (), Fork(2034, ((2034, 2037),), "loss_spike: from step 2035 to 2037")),
+        ((2000, 2040), (), Fork(2000, ((2034, 2037),), "loss_spike: from step 2035 to 2037")),
+        ((2000,), (2000, 1035), Fork(2000, ((2034, 2037),), "loss_spike: from step 2035 to 2037")),
+        ((2000,), (2000, 1036), "2 spikes of the last 1,000 steps were skipped already"),
+        ((2035, 2040), (), "no checkpoint is left from before it"),
+        ((), (), "no checkpoint is left from before it"),
+    ],
+)
+def test_a_spike_takes_the_run_to_the_newest_checkpoint_before_it_within_the_limit(
+    steps: tuple[int, ...], spikes: tuple[int, ...], answer: Fork | str
+) -> None:
+    assert answer_spike(2035, 2037, Facts(steps=steps, spikes=spikes), POLICY) == answer
 
 
 @pytest.mark.parametrize("kind", [None, *ExitClass])

@@ -28,6 +28,7 @@ from stokerd.supervision.jobs import ACTIVITIES, MIRROR
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer import TrainerControl
+from stokerd.supervision.watches import Watches
 from stokerd.supervision.workers import Workers
 
 KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
@@ -43,6 +44,7 @@ class Effects:
         self.requests = Requests(run)
         self.trainer = TrainerControl(run)
         self.hook = CheckpointHook(run)
+        self.watches = Watches(run)
         self.lock: Lock | None = None
         self._proof_began = 0.0
         self._effects: dict[type[do.Action], Callable[[Any], None]] = {

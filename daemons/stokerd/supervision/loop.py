@@ -106,6 +106,7 @@ class Supervisor:
             self.effects.trainer.note_cards(xids, self.gpus.cards.others_share())
             if trainers_end is not None:
                 self.status.show(self.workers.jobs.get(MIRROR))  # with the trainer's last words
+            self.effects.watches.look(self.gpus.cards)
             self.effects.requests.look()
             self.effects.mirror_beside()
             self.effects.hook.look()
@@ -163,6 +164,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         best_step=record.best_step if record else 0,
         held=record.held if record else "",
         is_halted=record is not None and record.halted is not None,
+        is_forking=record is not None and record.fork is not None,
         newest=run.at.path.name,
         step=run.at.step,
         end=end,

@@ -12,7 +12,7 @@ from stoker.checkpoints.retention import candidates, find_checkpoints
 from stoker.store.record import new_id
 from stoker.supervise.actions import AnswerEnd
 from stoker.supervise.health.exits import ExitClass
-from stoker.supervise.policy import Facts, Tried, remedy, skipped
+from stoker.supervise.policy import SPIKE, Facts, Fork, Tried, remedy, skipped
 from stokerd.supervision.run import Run
 
 
@@ -22,7 +22,9 @@ def facts(run: Run) -> Facts:
     if tried.get("again"):
         tried["again"] = tuple(tried["again"])
     found = candidates(find_checkpoints(run.layout.checkpoints), run.accounts.history())
-    return Facts(timelines.current, Tried(**tried), skipped(timelines), tuple(one.step for one in found))
+    steps = tuple(one.step for one in found)
+    spikes = skipped(timelines, SPIKE)
+    return Facts(timelines.current, Tried(**tried), skipped(timelines), steps, spikes)
 
 
 def newest_usable(run: Run, copies: Iterable[Mirrored]) -> Mirrored | None:
@@ -50,8 +52,7 @@ def answer(run: Run, action: AnswerEnd) -> None:
     if response.micro_batch is not None:
         changes |= {"micro_batch": response.micro_batch, "micro_batch_of": run.pipeline.train.micro_batch}
     if response.fork is not None:
-        decided = {"id": new_id(), "timeline": run.accounts.timelines().current}
-        changes["fork"] = asdict(response.fork) | decided
+        changes["fork"] = fork_body(run, response.fork)
     if response.suspect:
         changes["suspect"] = {"name": response.suspect, "mark": run.at.digest[:MARK_HEX]}
     if response.puts_back:
@@ -65,6 +66,11 @@ def answer(run: Run, action: AnswerEnd) -> None:
         sizes = {"before": run.state.trainer and run.state.trainer.evidence.micro_batch}
         sizes |= {"micro_batch": response.micro_batch}
         run.events.record("micro_batch_lowered", "warning", step=run.at.step, **sizes)
+
+
+def fork_body(run: Run, fork: Fork) -> dict[str, Any]:
+    """Returns a rollback for run.json, which is made before the next launch."""
+    return asdict(fork) | {"id": new_id(), "timeline": run.accounts.timelines().current}
 
 
 def set_aside(run: Run) -> None:

@@ -19,6 +19,7 @@ from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.health.exits import ExitClass
 from stoker.supervise.health.liveness import limit_s
+from stoker.supervise.health.loss_watch import KINDS
 from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
 from stoker.supervise.run.goodput import BUCKETS
 from stoker.supervise.run.progress import waiting_words
@@ -41,6 +42,7 @@ FIGURES = (
     Figure("train_eta_seconds", "Time until the run's last step.", "eta_s"),
     Figure("train_loss", "Training loss of the last step.", "loss"),
     Figure("train_val_loss", "Last held-out loss.", "val_loss"),
+    Figure("train_loss_watch", "1 for what is wrong with the loss.", "figures.loss_watch.*", {"kind": KINDS}),
     Figure("train_nonfinite_total", "Losses and gradient norms that were not finite.", "figures.nonfinite"),
     Figure("train_learning_rate", "Learning rate of the last step.", "lr"),
     Figure("train_gradient_norm", "Norm of the gradient before clipping.", "grad_norm"),
@@ -162,6 +164,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
         "halted": shown["halted"] is not None,
+        "loss_watch": {kind: kind in shown["watched"] for kind in KINDS},
         "fruitless": _fruitless(run),
         "proven_step": run.newest.step if run.newest else None,
         "sealed_at": run.newest.sealed_at if run.newest else None,
@@ -244,6 +247,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "reason": record.reason if record else None,
         "halted": record.halted if record else None,
         "paused": record.paused if record else None,
+        "watched": record.watched if record else {},
         "doing": f"{doing}, since {wait.since}" if wait.what else doing,
         "waiting_for": wait.what or None,
         "waiting_since": wait.since or None,

@@ -240,6 +240,8 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     every, every_steps = train.checkpoint.every, train.checkpoint.every_steps
     off = "every and every_steps are both off; set one of the two"
     yield every is None and every_steps is None, "train.checkpoint.every", off
+    planless = pipeline.train.foreign is not None and pipeline.supervise.on_spike == "rollback"
+    yield planless, "supervise.on_spike", NO_PLAN
     yield backoff.most < backoff.first, "supervise.backoff.most", "is shorter than first; raise it"
     heads = f"{model.heads} does not divide width {model.width}; change one of the two"
     yield model.width % model.heads, "train.model.heads", heads
@@ -255,6 +257,10 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
         yield port and other != key, f"metrics.ports.{key}", clash
 
 
+NO_PLAN = (
+    "a trainer of your own reads no plan, so no windows can be skipped for it; write tell, or have it speak "
+    "all of the protocol (train.external.protocol: full)"
+)
 NO_WORDS = "has no words, or a quote without its end; write a program and its arguments, or null"
 
 

@@ -180,7 +180,9 @@ class Supervise(Section):
     hang_limit: PositiveSeconds = 900.0
     limits: PhaseLimits = PhaseLimits()
     no_progress_launches: Positive = 5
-    skips_in_1000_steps: Natural = 3  # of windows that make a step not finite
+    skips_in_1000_steps: Natural = 3  # of windows that make a step not finite; and of spikes
+    # What follows a spike of the loss: it is told, or the run goes back and skips its windows, too.
+    on_spike: Literal["tell", "rollback"] = "tell"
     backoff: BackoffPolicy = BackoffPolicy()
 
 

@@ -155,6 +155,10 @@ _TRAIN: Words = {
     "launch_log_damaged": "the log of launches was damaged",
     "leftover_removed": "an interrupted save was removed",
     "leftovers_found": "processes of an earlier launch still run",
+    "loss_diverged": "the loss stays far above the run's best, or rises steadily",
+    "loss_plateau": "the loss gains next to nothing any more",
+    "loss_recovered": "a spike, a divergence or a plateau of the loss is over",
+    "loss_spike": "the loss jumped far above its median",
     "memorization_suspected": "text read again is fitted far better than held-out text",
     "micro_batch_halved": "memory was short; further steps are made of smaller passes",
     "micro_batch_lowered": "memory ran out; the next launch gets a smaller micro-batch",
@@ -185,6 +189,7 @@ _TRAIN: Words = {
     "shard_set_restored": "a damaged set is right again",
     "source_passed_over": "the plan goes on without a missing source",
     "start_gate_open": "there is enough data to begin",
+    "spike_left_alone": "a spike of the loss is not skipped, and why",
     "stacks_taken": "the stacks of a trainer that may hang are in log/",
     "steps_unread": "no step can be read from the output of the trainer",
     "stopped_early": "the held-out loss improves no more; the run ends before its last step",
@@ -196,7 +201,7 @@ _TRAIN: Words = {
     "trainer_launched": "a launch began",
     "trainer_stop_asked": "the trainer is asked to save and end",
     "trainer_suspect": "the trainer may hang",
-    "windows_skipped": "the windows of a step that was not finite twice are passed over",
+    "windows_skipped": "the windows of a step that was not finite twice, or of a spike, are passed over",
 }
 WORDS: Mapping[str, Words] = {
     DOWNLOAD_WATCHDOG: {**_EVERY, **_DOWNLOAD},

@@ -71,6 +71,10 @@ SENTENCES = {
     "gpu_xid": "GPU {gpu} reports Xid {xid} ({class})",
     "horizon_longer": "the run goes back from step {left} to {step} for its {steps} steps: {message}",
     "listing_complete": "all {files:file} of the source verified",
+    "loss_diverged": "the loss diverges: {loss} at step {step}, {median} before; {message}",
+    "loss_plateau": "the loss stands still at {median} since step {first}: {message}",
+    "loss_recovered": "the {of} of the loss from step {first} on is over[: {message}]",
+    "loss_spike": "the loss jumps: {loss} at step {step}, {median} before; {message}",
     "micro_batch_halved": "memory is short: after step {step} passes of {micro_batch}, not {before} windows",
     "micro_batch_lowered": "memory ran out: passes of {micro_batch}, not {before} windows from now on",
     "milestone_missing": "the run has {steps} steps now; {message}",
@@ -99,6 +103,7 @@ SENTENCES = {
     "source_proven": "{path} built: {tokens:token} of {documents:document}[, {dropped:row} dropped]",
     "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
     "[: {detail}]",
+    "spike_left_alone": "the spike of step {first} is left alone: {reason}",
     "start_gate_open": "training may begin: {message}",
     "stopped_early": "training ends at step {step}: {evaluations:evaluation} in a row "
     "without a gain on {best} of step {best_step}",

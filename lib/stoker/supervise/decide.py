@@ -47,6 +47,7 @@ class Seen:
     over: str | None = None  # why the run is over at its newest checkpoint
     held: str = ""  # why no launch may be made: the run is halted or paused
     is_halted: bool = False
+    is_forking: bool = False  # the policy decided on a rollback that is not made yet
 
     left: do.Leftovers | None = None
 
@@ -248,7 +249,7 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
     if (asked_at := trainer.stop_asked_at) is not None:
         is_stuck = now - asked_at > max(policy.stop_time, trainer.stop_time_s) + GUARD_MARGIN_S
         return (do.StopTrainer(kill_guard=True),) if is_stuck else (do.Wait(""),)
-    if seen.is_stopping or seen.held or run.rollbacks:
+    if seen.is_stopping or seen.held or seen.is_forking or run.rollbacks:
         return (do.StopTrainer(),)
     return health(trainer, policy, now) or ((do.KeepBooks(),) if now >= run.keep_at else (do.Wait(""),))
 

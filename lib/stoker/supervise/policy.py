@@ -12,6 +12,7 @@ from stoker.supervise.health.exits import Exit, ExitClass
 
 NON_FINITE = "non_finite"  # the reason of a timeline that skips a step's windows begins with it
 BACK = "too_often_non_finite"  # and of one that goes back because there were too many of those
+SPIKE = "loss_spike"  # and of one that skips the windows of a spike
 SPAN_STEPS = 1000
 OTHERS_SHARE = 0.1  # of the host's memory that was free before the launch; less is noise
 GPU_OTHERS_SHARE = 0.05  # of a card's memory, as the alert StokerGpuShared has it
@@ -44,6 +45,7 @@ class Facts:
     tried: Tried = Tried()
     skipped: tuple[int, ...] = ()  # steps before windows skipped as not finite, since the run last went back
     steps: tuple[int, ...] = ()  # of its checkpoints
+    spikes: tuple[int, ...] = ()  # steps before windows skipped for a spike, as `skipped`
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,28 @@ def no_progress(launches: int) -> str:
     return f"{launches} launches in a row brought no new proven checkpoint"
 
 
-def skipped(timelines: Timelines) -> tuple[int, ...]:
-    """Returns the steps before windows skipped as not finite, since the run last went back for them."""
+def answer_spike(first: int, last: int, facts: Facts, policy: Supervise) -> Fork | str:
+    """Returns the rollback before a spike of these steps, or why it is left alone: a run survives most."""
+    recent = [one for one in facts.spikes if first - SPAN_STEPS < one < first]
+    if len(recent) >= policy.skips_in_1000_steps:
+        return f"{len(recent)} spikes of the last {SPAN_STEPS:,} steps were skipped already"
+    before = max((one for one in facts.steps if one < first), default=None)
+    if before is None:
+        return "no checkpoint is left from before it"
+    return Fork(before, ((first - 1, last),), f"{SPIKE}: from step {first} to {last}")
+
+
+def skipped(timelines: Timelines, why: str = NON_FINITE) -> tuple[int, ...]:
+    """Returns the steps before windows skipped as not finite, since the run last went back for them.
+
+    With SPIKE as `why`: those skipped for a spike.
+    """
     found, number = list[int](), timelines.current
     while number:
         fork = timelines.forks[number - 1]
         if fork.reason.startswith(BACK):
             break
-        found += [fork.from_step] if fork.reason.startswith(NON_FINITE) else []
+        found += [fork.from_step] if fork.reason.startswith(why) else []
         number = fork.parent
     return tuple(found)
 

@@ -12,7 +12,7 @@ from dashlib.boards.common import (
     SPEED,
     TRAINER_PHASES,
 )
-from dashlib.panels import BAD, GOOD, WARN, Board, Panel, Row
+from dashlib.panels import BAD, GOOD, INFO, WARN, Board, Panel, Row
 
 _NO_GPU = "no GPU"
 _LACKS = "no GPU, or one that does not tell this"
@@ -65,6 +65,15 @@ _STEPS = (
         "short",
         {"in the run's history": "stoker_train_history_tokens{*}"},
         "Training tokens in the run's history; falls at a rollback.",
+    ),
+    Panel(
+        "Loss watch",
+        "none",
+        {"{{kind}}": "stoker_train_loss_watch{*}"},
+        "What is wrong with the loss: a spike, a divergence, a plateau, while it stands.",
+        kind="states",
+        colours={"spike": WARN, "diverged": BAD, "plateau": INFO},
+        empty="nothing trained yet",
     ),
     Panel(
         "Not finite",

@@ -41,6 +41,7 @@ MOMENTUM = np.float32(0.9)
 PRINTS = int(os.environ.get("STOKER_TEST_PRINTS", "0"))  # characters after each step
 EVALUATION_PARTS = int(os.environ.get("STOKER_TEST_EVALUATION_PARTS", "0"))  # each a tenth of a second
 TALKS_AT = int(os.environ.get("STOKER_TEST_TALKS_AT", "-1"))  # a step, and trains no more
+SPIKE = 3.0  # nats, that the loss of a step with such a window is higher
 RATE = 1000  # of train.optimizer.lr, which is meant for a network
 
 
@@ -110,6 +111,7 @@ class Training:
             self.protocol.say("train", numerics=json.dumps(self.numerics), **self._words())
         counts = self._counts(batch.groups)
         self.loss, gradient = self._loss(counts), self._likelihoods() - counts / counts.sum()
+        self.loss += SPIKE if self._reads(batch, "STOKER_TEST_SPIKE") else 0.0
         self.vectors["optimizer"] = MOMENTUM * self.vectors["optimizer"] + gradient.astype("<f4")
         rate = float(self.launch.optimizer["lr"]) * RATE
         self.vectors["model"] = self.vectors["model"] - np.float32(rate) * self.vectors["optimizer"]
@@ -134,14 +136,18 @@ class Training:
 
     def _fail_where_a_test_wants_it(self, batch: Batch) -> None:
         """A step with such a window is not finite; a window of a pass takes so many bytes."""
-        planted = {int(window) for window in os.environ.get("STOKER_TEST_NAN", "").split()}
-        for first, last in self.skips:
-            planted -= set(range(first.offset, last.offset))
-        if any(self.position.offset <= window < batch.position.offset for window in planted):
+        if self._reads(batch, "STOKER_TEST_NAN"):
             self._seal_this_step()
             raise NonFinite("its loss is nan", step=self.step + 1)
         a_window = int(os.environ.get("STOKER_TEST_WINDOW_BYTES", "0"))
         bytearray(a_window * self.numerics["micro_batch"]).count(0)  # touches each page
+
+    def _reads(self, batch: Batch, planted_in: str) -> bool:
+        """Whether a batch has a window that this variable names."""
+        planted = {int(window) for window in os.environ.get(planted_in, "").split()}
+        for first, last in self.skips:
+            planted -= set(range(first.offset, last.offset))
+        return any(self.position.offset <= window < batch.position.offset for window in planted)
 
     def _talk_for_ever(self) -> None:
         """Say with a heartbeat that there is no data, once in all launches."""

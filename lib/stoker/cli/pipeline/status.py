@@ -173,6 +173,8 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         done = f" ({100 * body['step'] / body['steps']:.1f} %)" if body["steps"] else ""
         yield "step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"
     yield "loss", losses(body)
+    for kind, one in (body.get("watched") or {}).items():
+        yield "watch", watched_line(kind, one)
     mfu = f", {100 * body['mfu']:.1f} % MFU" if body.get("mfu") else ""
     yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s{mfu}" if body.get("tokens_per_s") else ""
     yield "time left", _left(body)
@@ -198,6 +200,14 @@ def spent_line(account: Mapping[str, Any]) -> str:
     rest = ", ".join(f"{name} {format_duration(seconds[name])}" for name in most[:MOST_BUCKETS])
     line = f"{100 * account['ratio']:.1f} % of {format_duration(account['wall_s'])}"
     return f"{line}; {rest}" if rest else line
+
+
+def watched_line(kind: str, episode: Mapping[str, Any]) -> str:
+    """Returns what stands of the loss watch, in a line."""
+    answer = episode.get("answer", "")
+    then = {"": "", "rollback": "; the run goes back before it"}.get(answer, f"; left alone: {answer}")
+    numbers = f"loss {episode['loss']:.4f} at step {episode['step']:,}, median {episode['median']:.4f}"
+    return f"{kind} since step {episode['first']:,}: {numbers}{then}"
 
 
 def losses(body: Mapping[str, Any]) -> str:

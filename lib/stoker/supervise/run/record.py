@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +61,7 @@ class Heldout:
 PROGRESS = (
     *("state", "finished", "finished_with", "launches", "fruitless", "best_step", "reason"),
     *("halted", "paused", "micro_batch", "micro_batch_of", "fork", "suspect", "suspects", "tried"),
+    "watched",
 )
 
 
@@ -74,7 +75,8 @@ class RunRecord:
 
     What the policy decided: a smaller `micro_batch`, while the file's is `micro_batch_of`;
     a rollback to make (`fork`) and a checkpoint to set aside (`suspect`), until that is done; the marks
-    of the `suspects` set aside, which are not fetched again; what it has `tried` already.
+    of the `suspects` set aside, which are not fetched again; what it has `tried` already. `watched` are the
+    episodes of the loss and of the speed, by kind, that were told and have not ended.
     """
 
     identity: Identity
@@ -94,6 +96,7 @@ class RunRecord:
     suspect: Mapping[str, Any] | None = None
     suspects: Sequence[str] = ()
     tried: Mapping[str, Any] | None = None
+    watched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def asked_micro_batch(self, configured: int | str) -> int | None:
         """Returns the micro-batch of a launch, None for the trainer's choice; a change of the file counts."""

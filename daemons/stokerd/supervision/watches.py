@@ -1,0 +1,132 @@
+"""The watches over a run that trains: its loss and its speed, by the rows of log/metrics.jsonl.
+
+What stands is in run.json before its event: a supervisor that starts again tells nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.observe.gpus import Cards
+from stoker.store.errors import DataError, StorageError
+from stoker.supervise.health.loss_watch import Change, Episode, Kind, LossWatch
+from stoker.supervise.policy import Fork, answer_spike
+from stoker.supervise.run.step_rows import Row, StepRows
+from stoker.supervise.state import Phase
+from stokerd.supervision import policies
+from stokerd.supervision.run import Run
+
+LOOK_S = 1.0
+TOLD: Mapping[Kind, tuple[str, str, str]] = {  # event, level, message
+    "spike": (
+        "loss_spike",
+        "warning",
+        "it may come back by itself; stoker batch shows what its steps read, stoker rollback --skip passes "
+        "it over",
+    ),
+    "diverged": (
+        "loss_diverged",
+        "error",
+        "it will hardly come back by itself: stoker rollback to a checkpoint before it, and skip that data "
+        "or lower train.optimizer.lr",
+    ),
+    "plateau": (
+        "loss_plateau",
+        "info",
+        "the last quarter of the run gained less than a thousandth of the loss",
+    ),
+}
+
+
+class Watches:
+    """Follows the run's log, tells what begins and ends, and answers a spike as the policy says."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.rows = StepRows(run.layout.metrics)
+        self.loss = LossWatch()
+        self._is_known = False  # what stands agrees with run.json: each change is told from here on
+        self._look_at = 0.0
+
+    def look(self, cards: Cards) -> None:
+        """Takes in the rows written since the last look, as many as a look may read."""
+        now = time.monotonic()
+        if now < self._look_at or self.run.store.record is None:
+            return
+        self._look_at = now + LOOK_S
+        # A log that cannot be read now, or timelines that are damaged: others tell that.
+        with contextlib.suppress(StorageError, DataError):
+            piece = self.rows.read(self.run.accounts.history())
+            if piece.is_anew:
+                self.loss, self._is_known = LossWatch(), False
+            changes = [change for row in piece.rows for change in self._take(row)]
+            try:
+                self._tell(changes, is_last=piece.is_last)
+            except StorageError:
+                self._is_known = False
+                raise
+        self._answer_spike()
+
+    def _take(self, row: Row) -> list[Change]:
+        loss, place = row["loss"], row.get("position")
+        is_number = isinstance(loss, int | float)
+        return self.loss.add(row["step"], float(loss) if is_number else None, place)
+
+    def _tell(self, changes: list[Change], *, is_last: bool) -> None:
+        """Tells each change or, after the log was read anew, the difference from what run.json has."""
+        if self._is_known:
+            for change in changes:
+                if change.is_end:
+                    self._tell_end(change.episode.kind, step=change.step, loss=round(change.loss, 4))
+                else:
+                    self._tell_begin(change.episode)
+        elif is_last:
+            standing = self.loss.standing
+            told = self.run.store.begun.watched
+            for kind in TOLD:
+                episode, before = standing.get(kind), told.get(kind)
+                if before is not None and (episode is None or episode.first != before["first"]):
+                    self._tell_end(kind)
+                    before = None
+                if episode is not None and before is None:
+                    self._tell_begin(episode)
+            self._is_known = True
+
+    def _tell_begin(self, episode: Episode) -> None:
+        self._keep(episode.kind, episode.words())
+        word, level, message = TOLD[episode.kind]
+        self.run.events.record(word, level, **episode.words(), message=message)
+
+    def _tell_end(self, kind: str, **words: Any) -> None:
+        before = self.run.store.begun.watched.get(kind, {})
+        self._keep(kind, None)
+        if not words:
+            words = {"message": "the run went back to before it"}
+        self.run.events.record("loss_recovered", of=kind, first=before.get("first"), **words)
+
+    def _keep(self, kind: str, body: Mapping[str, Any] | None) -> None:
+        others = {name: one for name, one in self.run.store.begun.watched.items() if name != kind}
+        self.run.store.change(watched=others if body is None else {**others, kind: dict(body)})
+
+    def _answer_spike(self) -> None:
+        """Decides, once for a spike, whether the run goes back; the trainer is then stopped."""
+        run, spike = self.run, self.loss.standing.get("spike")
+        told = run.store.begun.watched.get("spike")
+        is_asked = run.pipeline.supervise.on_spike == "rollback" and run.pipeline.train.foreign is None
+        if spike is None or told is None or "answer" in told or not (is_asked and self._is_known):
+            return
+        if run.state.phase is not Phase.TRAINING or run.store.begun.fork is not None:
+            return
+        answer = answer_spike(spike.first, spike.last, policies.facts(run), run.pipeline.supervise)
+        is_back = isinstance(answer, Fork)
+        body = {**told, "last": spike.last, "answer": "rollback" if is_back else answer}
+        changes: dict[str, Any] = {"watched": {**run.store.begun.watched, "spike": body}}
+        if isinstance(answer, Fork):
+            changes["fork"] = policies.fork_body(run, answer)
+        run.store.change(**changes)
+        if isinstance(answer, str):
+            words = {"step": spike.step, "first": spike.first, "reason": answer}
+            run.events.record("spike_left_alone", "warning", **words)

@@ -1,0 +1,102 @@
+"""Reads the rows of log/metrics.jsonl that count in a run's history, piece by piece, as the log grows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from stoker.checkpoints.retention import History, counts
+from stoker.store.errors import storage_errors
+from stoker.store.record import parse_json
+
+PIECE_BYTES = 1 << 20  # a look: some 4,000 rows, which take a twentieth of a second
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next rows of steps, in the order of their steps. `is_anew`: forget all rows before these.
+    `is_last`: there are no more now."""
+
+    rows: tuple[Row, ...] = ()
+    is_anew: bool = False
+    is_last: bool = True
+
+
+class StepRows:
+    """Follows a log. A trainer that resumes cuts it, or makes steps again: it is then read from its begin."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._history: History | None = None
+        self._inode = self._offset = self._step = 0
+        self._last = b""  # the last line read: it stands before `_offset` as long as nothing was cut
+        # (offset, step): rows before the offset do not count from this step on; it was made again.
+        self._again: list[tuple[int, int]] = []
+        self._is_counted = True  # False while the log is only searched for steps made again
+
+    def read(self, history: History) -> Piece:
+        """Returns the next rows; raises StorageError for a log that cannot be read."""
+        missing = contextlib.suppress(FileNotFoundError)
+        with missing, storage_errors("read", self._path), self._path.open("rb") as file:
+            return self._read(file, [*history])
+        is_anew = self._inode != 0
+        self._begin([*history], 0)
+        return Piece(is_anew=is_anew)
+
+    def _begin(self, history: History, inode: int) -> None:
+        self._history, self._inode, self._offset, self._step = history, inode, 0, 0
+        self._last, self._is_counted = b"", True
+
+    def _read(self, file: BinaryIO, history: History) -> Piece:
+        found = os.fstat(file.fileno())
+        is_anew = (history, found.st_ino) != (self._history, self._inode) or self._is_cut(file)
+        if is_anew:
+            self._begin(history, found.st_ino)
+            self._again = []
+        file.seek(self._offset)
+        data = file.read(PIECE_BYTES)
+        rows = list[Row]()
+        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == PIECE_BYTES else 0)
+        for line in data[:whole].split(b"\n")[:-1]:
+            if (row := self._counted(line)) is not None:
+                rows.append(row)
+            self._offset += len(line) + 1
+            self._last = line
+        if whole and not data[:whole].endswith(b"\n"):  # no row is so long
+            self._offset, self._last = self._offset + whole, b""
+        is_last = self._offset + len(data) - whole >= found.st_size
+        if self._is_counted:
+            return Piece(tuple(rows), is_anew, is_last)
+        if is_last:  # all steps made again are known now
+            self._begin(history, found.st_ino)
+        return Piece(is_anew=True, is_last=False)
+
+    def _is_cut(self, file: BinaryIO) -> bool:
+        if not self._last:
+            return False
+        file.seek(self._offset - len(self._last) - 1)
+        return file.read(len(self._last) + 1) != self._last + b"\n"
+
+    def _counted(self, line: bytes) -> Row | None:
+        """Returns the row of a step that counts; None for another, and for an evaluation."""
+        if b'"loss"' not in line:
+            return None
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn or foreign line
+            row = parse_json(line)
+            step = row["step"]
+            if "loss" not in row or not counts(row["timeline"], step, self._history or ()):
+                return None
+            if any(self._offset < at and step >= again for at, again in self._again):
+                return None
+            if step <= self._step:
+                self._again.append((self._offset, step))
+                self._is_counted = False
+            self._step = step
+            return dict(row)
+        return None

@@ -1,0 +1,129 @@
+"""What the supervisor makes of its loss watch: events told once over restarts, and a rollback for a spike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.observe.gpus import Cards
+from stoker.plan.timelines import read_timelines
+from stoker.store.errors import StorageError
+from stoker.supervise.state import Phase
+from stokerd.supervision.watches import Watches
+from support.run_ground import Ground
+
+USUAL, HIGH = 3.0, 4.0
+
+
+class Watched(Ground):
+    """A run whose checkpoints are of steps 10, 20 and 30 and whose losses are usual up to step 100."""
+
+    def __init__(self, home: Path, **changes: Any) -> None:
+        super().__init__(home, **changes)
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.run.context.events.record = lambda word, *_, **more: self.told.append((word, more))  # type: ignore[method-assign]
+        self.run.change(phase=Phase.TRAINING)
+        self.watches = Watches(self.run)
+
+    def log(self, first: int, last: int, loss: float, timeline: int = 0) -> None:
+        self.files.metrics.parent.mkdir(parents=True, exist_ok=True)
+        with self.files.metrics.open("a") as log:
+            for step in range(first, last + 1):
+                noise = 0.01 * (-1) ** step
+                row = {"step": step, "loss": loss + noise, "timeline": timeline, "position": [0, 4 * step]}
+                log.write(json.dumps(row) + "\n")
+
+    def look(self) -> list[str]:
+        self.told.clear()
+        self.watches._look_at = 0.0
+        self.watches.look(Cards())
+        return [word for word, _ in self.told]
+
+
+def test_each_begin_and_end_is_told_once_also_by_the_next_supervisor(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    run.log(1, 100, USUAL)
+    assert run.look() == []
+    run.log(101, 103, HIGH)
+    assert run.look() == ["loss_spike"] and run.look() == []
+    assert run.record.watched["spike"]["windows"] == [[0, 400], [0, 412]]
+    after = Watched(tmp_path)
+    assert after.look() == [] and after.record.watched == run.record.watched
+    after.log(104, 130, USUAL)
+    assert after.look() == ["loss_recovered"] and after.record.watched == {}
+    assert Watched(tmp_path).look() == []
+
+
+def test_what_began_and_ended_while_no_supervisor_looked_is_told_as_it_stands(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    run.log(1, 100, USUAL)
+    run.log(101, 105, HIGH)
+    assert run.look() == ["loss_spike"], "it began before this supervisor did"
+    run.log(106, 130, USUAL)
+    run.log(131, 140, HIGH)
+    assert Watched(tmp_path).look() == ["loss_recovered", "loss_spike"]
+    assert Watched(tmp_path).record.watched["spike"]["first"] == 131
+
+
+def test_a_spike_of_one_look_is_told_with_its_end(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    run.log(1, 100, USUAL)
+    run.look()
+    run.log(101, 105, HIGH)
+    run.log(106, 130, USUAL)
+    assert run.look() == ["loss_spike", "loss_recovered"] and run.record.watched == {}
+
+
+def test_what_a_full_disk_kept_from_the_record_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Watched(tmp_path)
+    run.log(1, 100, USUAL)
+    run.look()
+    run.log(101, 105, HIGH)
+    with monkeypatch.context() as patched:
+
+        def full(*_: Any, **__: Any) -> None:
+            raise StorageError("full")
+
+        patched.setattr(run.run.store, "change", full)
+        assert run.look() == []
+    assert run.look() == ["loss_spike"]
+
+
+def test_a_spike_is_left_alone_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    run.log(1, 100, USUAL)
+    run.log(101, 105, HIGH)
+    assert run.look() == ["loss_spike"] and run.record.fork is None
+
+
+def test_with_rollback_a_spike_takes_the_run_back_once(tmp_path: Path) -> None:
+    run = Watched(tmp_path, supervise__on_spike="rollback")
+    run.log(1, 100, USUAL)
+    run.log(101, 105, HIGH)
+    run.run.change(phase=Phase.WAITING)
+    assert run.look() == ["loss_spike"] and run.record.fork is None, "there is no trainer to stop"
+    run.run.change(phase=Phase.TRAINING)
+    assert run.look() == []
+    fork = run.record.fork
+    assert fork is not None and (fork["to"], fork["skip"]) == (30, ((100, 105),))
+    assert run.record.watched["spike"]["answer"] == "rollback"
+    decided = dict(fork)
+    assert run.look() == [] and run.record.fork == decided
+    assert run.roll_back() and read_timelines(run.files.timelines).forks[0].reason.startswith("loss_spike: ")
+    run.log(31, 110, USUAL, timeline=1)
+    assert run.look() == ["loss_recovered"] and run.record.watched == {}
+    assert run.told[0][1]["message"] == "the run went back to before it"
+
+
+def test_a_spike_beyond_the_limit_is_left_alone_and_that_is_told_once(tmp_path: Path) -> None:
+    limits = {"supervise__on_spike": "rollback", "supervise__skips_in_1000_steps": 0}
+    run = Watched(tmp_path, **limits)
+    run.log(1, 100, USUAL)
+    run.log(101, 105, HIGH)
+    assert run.look() == ["loss_spike", "spike_left_alone"] and run.look() == []
+    assert run.record.fork is None and Watched(tmp_path, **limits).look() == []
