@@ -20,21 +20,18 @@ from stokerd.supervision import policies
 from stokerd.supervision.run import Run
 
 LOOK_S = 1.0
-TOLD: Mapping[Kind, tuple[str, str, str]] = {  # event, level, message
+TOLD: Mapping[Kind, tuple[str, str]] = {  # level and message of the event
     "spike": (
-        "loss_spike",
         "warning",
         "it may come back by itself; stoker batch shows what its steps read, stoker rollback --skip passes "
         "it over",
     ),
     "diverged": (
-        "loss_diverged",
         "error",
         "it will hardly come back by itself: stoker rollback to a checkpoint before it, and skip that data "
         "or lower train.optimizer.lr",
     ),
     "plateau": (
-        "loss_plateau",
         "info",
         "the last quarter of the run gained less than a thousandth of the loss",
     ),
@@ -97,8 +94,8 @@ class Watches:
 
     def _tell_begin(self, episode: Episode) -> None:
         self._keep(episode.kind, episode.words())
-        word, level, message = TOLD[episode.kind]
-        self.run.events.record(word, level, **episode.words(), message=message)
+        level, message = TOLD[episode.kind]
+        self.run.events.record(f"loss_{episode.kind}", level, **episode.words(), message=message)
 
     def _tell_end(self, kind: str, **words: Any) -> None:
         before = self.run.store.begun.watched.get(kind, {})

@@ -67,20 +67,21 @@ _STEPS = (
         "Training tokens in the run's history; falls at a rollback.",
     ),
     Panel(
+        "Not finite",
+        "none",
+        {"losses and norms": "stoker_train_nonfinite_total{*}"},
+        "Losses and gradient norms that were not finite, since the supervisor started.",
+        thresholds=((None, GOOD), (1, BAD)),
+    ),
+    Panel(
         "Loss watch",
         "none",
         {"{{kind}}": "stoker_train_loss_watch{*}"},
         "What is wrong with the loss: a spike, a divergence, a plateau, while it stands.",
         kind="states",
         colours={"spike": WARN, "diverged": BAD, "plateau": INFO},
+        width=24,
         empty="nothing trained yet",
-    ),
-    Panel(
-        "Not finite",
-        "none",
-        {"losses and norms": "stoker_train_nonfinite_total{*}"},
-        "Losses and gradient norms that were not finite, since the supervisor started.",
-        thresholds=((None, GOOD), (1, BAD)),
     ),
 )
 
