@@ -87,7 +87,7 @@ class Training:
         self.saver = Saver(
             self.sealer,
             self.copier,
-            lambda **words: self._say(self.protocol.phase, **words),
+            self._say,
             step=self.progress.step,
             every=(launch.checkpoint_every_s, launch.checkpoint_every_steps),
             skips=launch.checkpoint_busy == "skip",
@@ -162,7 +162,7 @@ class Training:
         if self.launch.is_replay and changes:
             raise ConfigError(f"this machine needs {changes}, the recorded run did not: replay it elsewhere")
         self.numerics = replace(self.numerics, **changes)
-        self._say(self.protocol.phase, numerics=self.numerics.word(), micro_batch=self.numerics.micro_batch)
+        self._say(numerics=self.numerics.word(), micro_batch=self.numerics.micro_batch)
 
     @property
     def _last_begun(self) -> int:
@@ -366,5 +366,5 @@ class Training:
             plan_head=self.batches.plan.head,
         )
 
-    def _say(self, phase: str, **words: object) -> None:
+    def _say(self, phase: str | None = None, /, **words: object) -> None:
         self.protocol.say(phase, **words, **self.progress.words())

@@ -39,9 +39,9 @@ class Protocol:
     def phase(self) -> str:
         return self._phase
 
-    def say(self, phase: str, **words: object) -> None:
-        """Sends a phase, a checkpoint or an end; keeps the datagram until the receiver has room."""
-        self._phase = phase
+    def say(self, phase: str | None = None, /, **words: object) -> None:
+        """Sends a new phase, a checkpoint or an end; keeps the datagram until the receiver has room."""
+        self._phase = phase or self._phase
         self._kept.append(self._datagram(words))
         self._drain()
 

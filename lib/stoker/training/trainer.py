@@ -59,7 +59,7 @@ def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
         gc.freeze()  # what was loaded stays: no later collection has to look through it
         stop.at_once = False
         ending = training.run()
-        protocol.say(protocol.phase, finished=ending, remainder=training.batches.remainder)
+        protocol.say(finished=ending, remainder=training.batches.remainder)
         print(f"trainer: {ending} at step {training.progress.step} of {launch.steps}", file=sys.stderr)
     finally:
         sealer.end()
@@ -68,7 +68,7 @@ def _train(launch: Launch, protocol: Protocol, stop: Stop) -> int:
 
 
 def _stopped(protocol: Protocol) -> int:
-    protocol.say(protocol.phase, finished="stopped")
+    protocol.say(finished="stopped")
     print("trainer: stopped before its first step", file=sys.stderr)
     return 0
 
@@ -80,7 +80,7 @@ def _failed(problem: Exception, protocol: Protocol) -> int:
         traceback.print_exception(problem)
     print(f"trainer: {problem}", file=sys.stderr)
     words = problem.words if isinstance(problem, NonFinite) else {}
-    protocol.say(protocol.phase, **words, error=f"{type(problem).__name__}: {problem}")
+    protocol.say(**words, error=f"{type(problem).__name__}: {problem}")
     return code
 
 

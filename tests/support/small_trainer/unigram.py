@@ -75,7 +75,7 @@ class Training:
         self.saver = Saver(
             sealer,
             Copier(),
-            lambda **words: protocol.say(protocol.phase, **words, **self._words()),
+            lambda **words: protocol.say(**words, **self._words()),
             step=self.step,
             every=(launch.checkpoint_every_s, launch.checkpoint_every_steps),
             skips=launch.checkpoint_busy == "skip",

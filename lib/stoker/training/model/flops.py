@@ -42,18 +42,13 @@ def matmul_parameters(model: Model) -> int:
     return matrices - (0 if model.head is None else model.embedding.weight.numel())
 
 
-def flops_per_token(matrices: int, *, layers: int, width: int, seq_len: int) -> int:
-    """Returns the operations of forward and backward pass a token: 6 N + 12 L C T.
-
-    PaLM (Chowdhery et al. 2022), appendix B: neither recomputation nor the causal half is taken off.
-    """
-    return 6 * matrices + 12 * layers * width * seq_len
-
-
 def step_flops(matrices: int, shape: Shape, sizes: Iterable[tuple[int, int]]) -> int:
-    """Returns the operations of a step over groups of windows, each (windows, seq_len)."""
-    layers, width = shape.layers, shape.width
+    """Returns the operations of a step over groups of windows, each (windows, seq_len).
+
+    Forward and backward pass take 6 N + 12 L C T a token (PaLM, Chowdhery et al. 2022, appendix B): neither
+    recomputation nor the causal half is taken off.
+    """
     return sum(
-        windows * seq_len * flops_per_token(matrices, layers=layers, width=width, seq_len=seq_len)
+        windows * seq_len * (6 * matrices + 12 * shape.layers * shape.width * seq_len)
         for windows, seq_len in sizes
     )

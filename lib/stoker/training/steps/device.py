@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +24,9 @@ class Compute:
         """The GPU memory that torch has taken from the driver; None on a CPU."""
         return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else None
 
-    def autocast(self) -> AbstractContextManager[object]:
+    def autocast(self) -> torch.autocast:
         """Returns a context that computes in bfloat16 where that is safe; with float32, it has no effect."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
 
 def set_up(*, deterministic: bool, threads: int | None, seed: int) -> torch.device:
