@@ -54,7 +54,7 @@ LIGHTNING_RICH = (
 NANOGPT = """number of parameters: 10.65M
 step 0: train loss 4.2874, val loss 4.2823
 iter 0: loss 4.2692, time 31044.83ms, mfu -100.00%
-iter 10: loss 3.1462, time 104.09ms, mfu 3.58%
+[default0]:iter 10: loss 3.1462, time 104.09ms, mfu 3.58%
 step 250: train loss 1.9663, val loss 2.0694
 saving checkpoint to out-shakespeare-char
 """
@@ -261,6 +261,7 @@ def test_the_tail_gives_each_piece_once_and_only_when_it_has_ended(tmp_path: Pat
         assert tail.look() == ["\u00e9\ufffd"]
         out.write(b"x" * (MOST_BYTES // 2))
         assert tail.look() == []
+        assert len(tail._rest) == 4096
         out.write(b"x" * 10 + b"\nthe end")
         assert [len(piece) for piece in tail.look()] == [4096], (
             "of a piece without end only its begin is kept"
@@ -270,15 +271,24 @@ def test_the_tail_gives_each_piece_once_and_only_when_it_has_ended(tmp_path: Pat
 
 def test_the_tail_passes_over_what_it_missed(tmp_path: Path) -> None:
     file = tmp_path / "output.txt"
-    file.write_bytes(b"iter 12: loss 1\n" * 10000)
+    file.write_bytes(b"iter 120: loss 1\n" * 10000)
     tail = Tail(file)
-    assert set(tail.look()) == {"iter 12: loss 1"}, "begins with a whole piece"
+    assert set(tail.look()) == {"iter 120: loss 1"}, "begins with a whole piece"
     with file.open("ab") as out:
         out.write(b"iter 1")
     assert tail.look() == []
     with file.open("ab") as out:
         out.write(b"3: loss 1\n" + b"iter 140: loss 1\n" * 10000)
     assert set(tail.look()) == {"iter 140: loss 1"}
+
+
+def test_the_tail_joins_no_pieces_of_a_file_that_was_moved_meanwhile(tmp_path: Path) -> None:
+    file = tmp_path / "output.txt"
+    file.write_bytes(b"a\niter 1")
+    tail = Tail(file)
+    assert tail.look() == ["a"]
+    file.write_bytes(b"0\niter 23: loss 1\n")
+    assert tail.look() == ["0", "iter 23: loss 1"]
 
 
 def test_the_tail_follows_what_the_guard_keeps_of_a_long_output(tmp_path: Path) -> None:

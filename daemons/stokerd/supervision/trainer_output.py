@@ -36,9 +36,8 @@ class TrainerOutput:
         self._reader = Reader(self._pattern) if self._pattern else None
         self._log: RowLog | None = None
         self._look_at, self._unread_at = 0.0, time.monotonic() + UNREAD_S
-        if adopted is None:
-            with contextlib.suppress(OSError):  # a disk in trouble keeps no trainer from its launch
-                cut_end(run.layout.metrics, launch.timeline, step)
+        with contextlib.suppress(OSError):  # a disk in trouble keeps no trainer from its launch
+            cut_end(run.layout.metrics, launch.timeline, step)
 
     def look(self, trainer: Trainer, datagrams: Sequence[bytes], now: float, *, is_last: bool) -> Trainer:
         """Returns the trainer after its words by now, and after its output unless it tells steps itself."""

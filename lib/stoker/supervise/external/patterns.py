@@ -23,7 +23,7 @@ _RANK = re.compile(r"\[[a-z_]+\d+\]:\s*")  # torchrun's mark of a rank's line
 _LINES = tuple(
     (kind, re.compile(form.replace("NUMBER", _NUMBER)))
     for kind, form in (
-        ("nanoGPT", r"iter (?P<step>\d+): loss (?P<loss>NUMBER)(?![\d.])"),
+        ("nanoGPT", r"iter (?P<step>\d+): loss (?P<loss>NUMBER)"),
         ("nanoGPT", r"step (?P<step>\d+): train loss NUMBER, val loss (?P<val_loss>NUMBER)"),
         ("nanochat", r"step (?P<step>\d+)(?:/\d+)? \(NUMBER%\) \| loss: (?P<loss>NUMBER)"),
         ("nanochat", r"Step (?P<step>\d+) \| Validation bpb: NUMBER"),
