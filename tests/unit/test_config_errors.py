@@ -203,6 +203,33 @@ def test_contradictions_between_keys_are_told(tmp_path: Path, old: str, new: str
 
 
 @pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("'step (\\d+'", "train.external.step: is no regular expression: missing ), unterminated subpattern"),
+        ("'a{99999999999}'", "train.external.step: is no regular expression: "),
+        ("'step \\d+'", "train.external.step: has no group for the step; write one such as 'step (?P<step>"),
+        (
+            "'(?P<step>\\d+) (?P<los>.*)'",
+            "train.external.step: has an unknown group los; besides step there may be",
+        ),
+    ],
+)
+def test_an_expression_for_a_step_must_find_one(tmp_path: Path, step: str, told: str) -> None:
+    (problem,) = problems_of(tmp_path, own_trainer(step))
+    assert told in problem
+
+
+def own_trainer(step: str) -> str:
+    own = f"steps: 10\n  command: [x]\n  external: {{step: {step}}}"
+    return MINIMAL.replace("  model: tiny\n", "").replace("steps: 10", own)
+
+
+@pytest.mark.parametrize("step", ["'(?P<step>\\d+) (?P<loss>.*)'", "'(\\d+)'", "auto", "null"])
+def test_an_expression_with_a_group_a_known_word_or_none_is_right(tmp_path: Path, step: str) -> None:
+    load_pipeline(write_pipeline(tmp_path, own_trainer(step)))
+
+
+@pytest.mark.parametrize(
     ("old", "new", "key"),
     [
         ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "train.launcher.processes"),
