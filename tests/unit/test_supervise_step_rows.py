@@ -43,8 +43,9 @@ def test_rows_come_once_as_the_log_grows_and_only_whole_ones_of_steps(tmp_path: 
     log = tmp_path / "metrics.jsonl"
     reader = StepRows(log)
     assert reader.read(ONE) == Piece()
-    write(log, [row(1), b'{"step": 1, "val_loss": 2.0, "timeline": 0}\n', row(2, None), row(3)[:-5]])
-    assert steps(reader.read(ONE)) == [1, 2]
+    first = [row(0), row(1)]
+    write(log, [*first, b'{"step": 1, "val_loss": 2.0, "timeline": 0}\n', row(2, None), row(3)[:-5]])
+    assert steps(reader.read(ONE)) == [0, 1, 2]
     assert steps(reader.read(ONE)) == []
     write(log, [row(3)[-5:], b"no json\n", row(4)], "ab")
     piece = reader.read(ONE)

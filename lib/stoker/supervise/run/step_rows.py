@@ -34,7 +34,8 @@ class StepRows:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._history: History | None = None
-        self._inode = self._offset = self._step = 0
+        self._inode = self._offset = 0
+        self._step = -1  # nanoGPT counts from 0
         self._last = b""  # the last line read: it stands before `_offset` as long as nothing was cut
         # (offset, step): rows before the offset do not count from this step on; it was made again.
         self._again: list[tuple[int, int]] = []
@@ -50,7 +51,7 @@ class StepRows:
         return Piece(is_anew=is_anew)
 
     def _begin(self, history: History, inode: int) -> None:
-        self._history, self._inode, self._offset, self._step = history, inode, 0, 0
+        self._history, self._inode, self._offset, self._step = history, inode, 0, -1
         self._last, self._is_counted = b"", True
 
     def _read(self, file: BinaryIO, history: History) -> Piece:
