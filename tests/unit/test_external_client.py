@@ -71,11 +71,16 @@ def begin() -> Iterator[Callable[[Environ], Stoker]]:
 Begin = Callable[[Environ], Stoker]
 
 
-def test_it_says_what_the_supervisor_understands(inbox: Inbox, environ: Environ, begin: Begin) -> None:
+def test_it_says_what_the_supervisor_understands(
+    inbox: Inbox, environ: Environ, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stoker_client, "INTERVAL_S", 0)
     stoker = begin({**environ, "RANK": "0"})
     stoker.phase("train", step=3, loss=2.5)
     stoker.tell(val_loss=2.75, lr=None, checkpoint="a/../ckpt.pt")
     stoker.phase("eval", done=7)
+    stoker.phase("checkpoint", done=True)
+    stoker.phase("checkpoint", done=True)
     stoker.finished()
     view = TrainerView("l1", 0.0, 0.0)
     for words in inbox.read():
@@ -83,7 +88,8 @@ def test_it_says_what_the_supervisor_understands(inbox: Inbox, environ: Environ,
         assert said is not None
         view = heard(view, said, 1.0)
     assert view.announced == {0: (os.getpid(), int(signal.SIGUSR2))}
-    assert (view.phase, view.step, view.loss, view.val_loss, view.done) == ("eval", 3, 2.5, 2.75, {"eval": 7})
+    assert (view.phase, view.step, view.loss, view.val_loss) == ("checkpoint", 3, 2.5, 2.75)
+    assert view.done == {"eval": 7, "checkpoint": 2}
     assert view.finished == "finished"
     told = next(words for words in inbox.words if "CHECKPOINT" in words)
     assert (told["CHECKPOINT"], told["STEP"]) == (str(Path.cwd() / "ckpt.pt"), "3")

@@ -3,7 +3,7 @@
     stoker = Stoker()                             # first of all, in the main thread, before any set-up
     load(stoker.resume)                           # a path; None at the beginning
     stoker.phase("train", step=step, loss=loss)   # after each step
-    stoker.phase("eval", done=batches)            # within an evaluation, or a long one counts as a hang
+    stoker.phase("eval", done=True)               # after each of its batches, or a long one is stopped
     stoker.tell(checkpoint=path)                  # once it is whole, and nothing writes to it any more
     if stoker.stop: ...                           # after each step: save, tell the checkpoint, exit with 0
 
@@ -41,7 +41,7 @@ class Stoker:
         self.stop = False  # True: save, tell the checkpoint, exit with 0
         self._launch, self._to = env.get("STOKER_LAUNCH", ""), env.get("STOKER_NOTIFY_SOCKET", "")
         self._rank = _count(env.get("RANK") or env.get("LOCAL_RANK", ""))
-        self._phase, self._told_phase, self._step = "load", "", None
+        self._phase, self._told_phase, self._step, self._done = "load", "", None, 0
         self._kept: deque[bytes] = deque()  # not sent yet
         self._sent_at, self._is_full, self._lock = 0.0, False, threading.RLock()
         if self._to:
@@ -53,8 +53,10 @@ class Stoker:
     def phase(self, name: str, step: Any = None, done: Any = None, **words: Any) -> None:
         """Tells the phase: load, compile, train, eval, checkpoint or wait-data; and words as `tell` does.
 
-        `step` counts the steps made, `done` anything that grows within eval and checkpoint.
+        `step` counts the steps made, `done` what is done within eval and checkpoint; True is one more.
         """
+        if done is True:
+            self._done = done = self._done + 1
         self._phase, self._step = name, self._step if step is None else step
         self._say({**words, "done": done})
 
