@@ -55,6 +55,23 @@ mark.write_text("saved")
 # Ends at once, leaving behind a process in a session of its own that ignores TERM.
 LEAVES_ORPHAN = 'setsid sh -c "trap \\"\\" TERM; echo \\$\\$ > $0; while :; do sleep 0.1; done" & '
 
+# Forks a worker, as PyTorch's data loader does, then starts a program; once asked to stop it waits for the
+# program, which the guard asks after the worker, and ends without the worker, which then hears of it.
+FORKS = """
+import os, pathlib, signal, subprocess, sys
+mark, stop = pathlib.Path(sys.argv[1]), []
+worker = os.fork()
+if not worker:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(mark.write_text(mark.read_text() + ", worker asked")))
+    while True: signal.pause()
+program = subprocess.Popen(["sleep", "1000"])
+signal.signal(signal.SIGTERM, lambda *_: None)
+mark.write_text("working")
+program.wait()
+mark.write_text("saved" if os.waitpid(worker, os.WNOHANG) == (0, 0) else "lost a worker")
+os._exit(0)
+"""
+
 
 class Guarded:
     """A supervisor, its guard and the guarded command, observed from outside."""
@@ -216,6 +233,17 @@ def test_term_twice_does_not_shorten_the_stop_time(start: Any, tmp_path: Path) -
     os.kill(guard.pid, signal.SIGTERM)
     assert guarded.supervisor.wait(LONG_S) == 0
     assert mark.read_text() == "saved"
+
+
+def test_what_a_program_has_forked_is_asked_to_stop_once_the_program_has_ended(
+    start: Any, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    guarded = start([sys.executable, "-c", FORKS, str(mark)])
+    wait_for_text(mark, "working")
+    os.kill(guarded.guard().pid, signal.SIGTERM)
+    assert guarded.supervisor.wait(LONG_S) == 0
+    assert mark.read_text() == "saved, worker asked"
 
 
 def test_a_guard_that_was_stopped_does_its_duty_when_it_runs_again(start: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ast
 import atexit
 import contextlib
 import faulthandler
+import multiprocessing
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from stoker.supervise.health.stacks import take
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from support.processes import kill_tree
 from support.trainer_run import Inbox
+from support.waiting import LONG_S
 
 CLIENT = Path(stoker_client.__file__)
 Environ = dict[str, str]
@@ -258,6 +260,17 @@ def test_a_stop_reaches_it_and_whoever_handled_it_before_and_later(environ: Envi
     signal.signal(signal.SIGTERM, lambda *of: (asked.append("later"), ours(*of))[0])
     signal.raise_signal(signal.SIGTERM)
     assert stoker.stop and asked == ["later", "before"]
+
+
+def test_a_worker_that_it_forks_ends_by_term_as_before(environ: Environ, begin: Begin) -> None:
+    begin(environ)
+    worker = multiprocessing.get_context("fork").Process(target=signal.pause)
+    worker.start()
+    worker.terminate()
+    worker.join(10)
+    worker.kill()
+    worker.join(LONG_S)
+    assert worker.exitcode == -signal.SIGTERM
 
 
 def test_off_the_main_thread_it_says_that_no_stop_reaches_it(

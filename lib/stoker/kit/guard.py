@@ -4,8 +4,8 @@
 
 The guard is the subreaper of every process that CMD starts, in any session, and keeps the lock's descriptor
 open until its tree is empty. On SIGTERM, when its parent ends, and after CMD ends, the guard stops the
-processes that are left: TERM to each process, KILL to each after the stop time, repeated until the last
-process is reaped.
+processes that are left: TERM to each program, KILL to each process after the stop time, repeated until the
+last process is reaped. What a program has forked without an exec gets its TERM once the program has ended.
 
 What CMD's tree prints is kept in the file OUTPUT and passed on to stderr (see relay); with an empty OUTPUT it
 prints to the guard's own stdout and stderr. CMD runs in DIRECTORY, or where the guard does if that is empty.
@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Any
 
 from stoker.kit.exec import launch_command, set_child_subreaper, set_death_signal
-from stoker.kit.process import ProcessId, children_tree, readable, signal_process
+from stoker.kit.process import ProcessId, family, readable, signal_process
 from stoker.kit.relay import Relay
 
 USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT DIRECTORY -- CMD [ARG...]"
@@ -139,7 +139,9 @@ class Guard:
     def _stop_some(self, kill_at: float) -> None:
         """Signals the processes that exist now; processes started meanwhile get theirs in the next round."""
         kill = time.monotonic() >= kill_at
-        for process in children_tree(os.getpid()):
+        for process, parent in family(os.getpid()).items():
+            if not kill and parent != os.getpid() and process.is_forked():
+                continue  # a part of its parent: a training that lost a data loader's worker fails
             with contextlib.suppress(PermissionError):  # a set-uid helper: its parent's end must do
                 if kill:
                     signal_process(process, signal.SIGKILL)

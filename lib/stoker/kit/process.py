@@ -14,7 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 # Fields of /proc/PID/stat, counted after the command name (proc(5)).
-_STATE, _PARENT, _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS, _START, _RSS_PAGES = 0, 1, 9, 11, 12, 19, 21
+_STATE, _PARENT, _FLAGS, _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS, _START, _RSS_PAGES = (
+    0,
+    1,
+    6,
+    9,
+    11,
+    12,
+    19,
+    21,
+)
+_FORKED = 0x40  # PF_FORKNOEXEC (linux/sched.h)
 _DEAD = ("Z", "X")
 _PAGE, _TICK_S = os.sysconf("SC_PAGE_SIZE"), 1 / os.sysconf("SC_CLK_TCK")
 
@@ -37,6 +47,12 @@ class ProcessId(NamedTuple):
         except ProcessLookupError:
             return False
         return int(fields[_START]) == self.start_ticks and fields[_STATE] not in _DEAD
+
+    def is_forked(self) -> bool:
+        """Returns whether it still runs its parent's program: it was forked and has called no exec."""
+        with contextlib.suppress(ProcessLookupError):
+            return bool(int(_stat(self.pid)[_FLAGS]) & _FORKED)
+        return False
 
 
 class Sample(NamedTuple):

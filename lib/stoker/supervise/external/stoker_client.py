@@ -111,7 +111,7 @@ class Stoker:
             time.sleep(0.01)
 
     def _handle_stop(self) -> None:
-        before = signal.getsignal(signal.SIGTERM)
+        before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
 
         def stop(signum: int, frame: Any) -> None:
             self.stop = True
@@ -123,6 +123,9 @@ class Stoker:
         except ValueError:
             text = "Stoker() is not called in the main thread: a stop ends training without a checkpoint"
             print(f"stoker: {text}", file=sys.stderr)
+            return
+        # Of this process alone: a pool ends its workers by TERM.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, before))
 
     def _dump_stacks(self, log: Path) -> None:
         """Has SIGUSR2 dump the stacks of all threads, also while the GIL is held."""
