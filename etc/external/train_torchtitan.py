@@ -24,10 +24,8 @@ class Told(Trainer):  # stoker
             asked = torch.tensor(int(stoker.stop), device=self.device)  # stoker
             dist.all_reduce(asked, dist.ReduceOp.MAX)  # stoker
             if asked.item():  # stoker: this step is the last, and its checkpoint a whole one
-                self.config.training.steps, self.checkpointer.last_save_model_only = (
-                    self.step,
-                    False,
-                )  # stoker
+                self.checkpointer.last_save_model_only = False  # stoker
+                self.config.training.steps = self.step  # stoker
 
 
 init_logger()

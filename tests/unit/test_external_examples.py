@@ -1,4 +1,4 @@
-"""The examples of trainers of the user's own: few lines are added to each, and their pipeline files are right."""
+"""The examples of trainers of the user's own: few lines are added to each, and pipeline files run them."""
 
 from __future__ import annotations
 
