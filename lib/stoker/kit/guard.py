@@ -127,7 +127,7 @@ class Guard:
         how = {"code": code} if code >= 0 else {"signal": -code}
         self._exit_code = code if code >= 0 else 128 - code
         peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        left = len(list(children_tree(os.getpid())))
+        left = len(family(os.getpid()))
         self._report(exited=how, peak_bytes=peak_kib * 1024, left=left)
         self._begin_to_stop()  # its remaining processes serve no trainer any more
 
