@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,25 @@ def test_a_step_that_is_not_finite_twice_is_made_without_its_windows(
     books = read_record(run.run.consumed)
     assert (books["step"], books["applied"], books["skipped"]) == (30, 120, 4)
     assert (run.record()["state"], run.record()["fork"]) == ("finished", None)
+
+
+@pytest.mark.parametrize("flips", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_a_step_that_is_not_finite_by_chance_is_made_again_and_none_is_skipped(
+    finished: TrainPipeline, shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flips: int
+) -> None:
+    steps = random.Random(16).sample(range(1, 61), flips)
+    once = tmp_path / "once"
+    once.mkdir()
+    for step in steps:
+        (once / str(step)).touch()
+    monkeypatch.setenv("STOKER_TEST_NAN_ONCE", str(once))
+    # Several may come before the next checkpoint.
+    run = make_training(shard_sets, tmp_path / "flipped", supervise__no_progress_launches=20)
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert classes(run) == ["non_finite"] * flips + ["finished"] and not list(once.iterdir())
+    assert not forks(run) and not run.events("windows_skipped")
+    assert run.rows() == finished.rows() and run.tensors() == finished.tensors()
 
 
 def test_too_many_of_them_take_the_run_back_and_halt_it(
@@ -111,6 +132,30 @@ def test_where_no_checkpoint_can_be_loaded_they_are_all_kept(
     assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 60, 60, 50, 50]
     assert run.checkpoints() == before and run.record()["suspects"] == []
     assert "they are not the cause" in run.record()["halted"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("address_bytes", "sizes"),
+    [
+        (180 << 20, [4, 2]),
+        pytest.param(40 << 20, [4, 2, 1], marks=pytest.mark.long),
+    ],
+)
+def test_a_trainer_whose_allocation_fails_gets_half_the_micro_batch_until_it_is_one_window(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address_bytes: int, sizes: list[int]
+) -> None:
+    run = make_training(shard_sets, tmp_path, train__steps=20)
+    monkeypatch.setenv("STOKER_TEST_WINDOW_BYTES", str(60 << 20))
+    monkeypatch.setenv("STOKER_TEST_ADDRESS_BYTES", str(address_bytes))
+    fits = address_bytes > 60 << 20
+    ended = run.once()
+    assert ended.returncode == (0 if fits else 70), ended.stderr
+    assert classes(run) == ["host_memory"] * (len(sizes) - fits) + ["finished"] * fits
+    lowered = [(event["before"], event["micro_batch"]) for event in run.events("micro_batch_lowered")]
+    assert lowered == list(pairwise(sizes))
+    record = run.record()
+    assert record["state"] == ("finished" if fits else "halted")
+    assert fits or "a micro-batch of one window" in record["halted"]["reason"]
 
 
 @pytest.mark.root

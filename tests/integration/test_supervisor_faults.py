@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from stoker.cli.main import exit_code
-from support.training import make_training
-from support.waiting import wait_until
+from support.hanging import Hanging
+from support.mounts import WHY_NOT, apart
+from support.training import TrainPipeline, make_training
+from support.waiting import LONG_S, wait_until
 
 
 def test_a_trainer_that_cannot_be_started_is_started_later_and_counts_as_no_launch(
@@ -29,3 +37,73 @@ def test_a_trainer_that_cannot_be_started_is_started_later_and_counts_as_no_laun
     finally:
         assert daemon.stop() == 0
     assert exit_code(["runs", str(run.data.file)]) == 0
+
+
+@pytest.mark.long
+def test_a_validator_that_cannot_run_convicts_nothing(
+    finished: TrainPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = Hanging(tmp_path / "broken")
+    monkeypatch.setenv("PYTHONPATH", str(hanging.directory))
+    hanging.ask("break-proof")
+    run = make_training(finished.data.home, tmp_path / "run", train__steps=70)
+    before = run.checkpoints()
+    daemon = run.start()
+    try:
+        wait_until(lambda: run.events("checkpoint_unreadable")[1:], what="two tries")
+        assert run.checkpoints() == before and not list(run.data.pipeline.layout.quarantine.iterdir())
+        assert len(run.events("trainer_launched")) == 1
+        hanging.take_back("break-proof")
+        wait_until(lambda: run.record()["finished"] and run.last_step() == 70, what="the end of the run")
+    finally:
+        assert daemon.stop() == 0
+    assert run.events("trainer_launched")[1]["resume_step"] == 60
+
+
+IN_MOUNTS = """
+import sys
+from pathlib import Path
+from integration.test_supervisor_faults import checkpoints_fail
+checkpoints_fail(*map(Path, sys.argv[1:3]), sys.argv[3])
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("fault", ["full", pytest.param("read-only", marks=pytest.mark.long)])
+def test_a_run_whose_checkpoints_cannot_be_written_goes_on_once_they_can(
+    shard_sets: Path, tmp_path: Path, fault: str
+) -> None:
+    command = apart([sys.executable, "-c", IN_MOUNTS, str(shard_sets), str(tmp_path), fault])
+    if command is None:
+        pytest.skip(WHY_NOT)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def checkpoints_fail(shard_sets: Path, home: Path, fault: str) -> None:
+    """In mounts of its own: the disk of the checkpoints takes none for a while, in the middle of a run."""
+    from support.mounts import mount_small, remount
+
+    run = make_training(shard_sets, home / "run", train__steps=120, supervise__no_progress_launches=1)
+    mount_small(run.run.checkpoints, 4 << 20)
+    filler = run.run.checkpoints / "filler"
+    daemon = run.start()
+    try:
+        run.wait_for_step(25)
+        if fault == "full":
+            with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+                while True:
+                    stream.write(bytes(1024))
+        else:
+            remount(run.run.checkpoints, "ro")
+        ended = wait_until(lambda: run.events("trainer_exited")[1:], LONG_S, "two launches that end")
+        assert {one["exit_class"] for one in ended} == {"storage"}
+        assert not run.events("run_halted") and not list(run.data.pipeline.layout.quarantine.iterdir())
+        remount(run.run.checkpoints, "rw")
+        filler.unlink(missing_ok=True)
+        wait_until(lambda: run.record()["state"] == "finished", LONG_S, "the end of the run")
+    finally:
+        assert daemon.stop() == 0
+    assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 121))
+    assert not list(run.data.pipeline.layout.quarantine.iterdir())

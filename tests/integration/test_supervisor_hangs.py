@@ -27,7 +27,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hanging:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("phases", [["eval"], pytest.param(PHASES, marks=pytest.mark.long)])
+@pytest.mark.parametrize("phases", [["eval"], pytest.param([*PHASES], marks=pytest.mark.long)])
 def test_a_trainer_that_holds_the_gil_for_ever_is_stopped_at_its_limit_with_its_stacks_taken(
     finished: TrainPipeline, shard_sets: Path, tmp_path: Path, hanging: Hanging, phases: list[str]
 ) -> None:

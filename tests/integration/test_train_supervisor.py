@@ -298,12 +298,16 @@ def test_a_paused_run_seals_and_stays_paused_over_restarts(shard_sets: Path, tmp
     assert (run.record()["state"], launches(run)) == ("running", 2)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"", pytest.param(b'{"v":1}', marks=pytest.mark.long), pytest.param(b'{"best', marks=pytest.mark.long)],
+)
 def test_a_damaged_run_record_is_restored_from_the_newest_checkpoint(
-    finished: TrainPipeline, tmp_path: Path
+    finished: TrainPipeline, tmp_path: Path, content: bytes
 ) -> None:
     run = copy_of(finished, tmp_path / "damaged")
     before = run.record()
-    run.run.record.write_bytes(b'{"v":1}')
+    run.run.record.write_bytes(content)
     assert run.once().returncode == 0
     assert run.events("run_record_restored")
     assert {key: run.record()[key] for key in ("run_id", "heldout", "seed")} == {

@@ -60,6 +60,11 @@ def resize_small(place: Path, size: int) -> None:
     _mount("-o", f"remount,size={size}", str(place))
 
 
+def remount(place: Path, *options: str) -> None:
+    """Change a mount: `ro` or `rw`."""
+    _mount("-o", ",".join(("remount", *options)), str(place))
+
+
 def unmount(place: Path) -> None:
     """Unmount, whoever still uses it."""
     subprocess.run(["umount", "--lazy", str(place)], check=True, timeout=20)

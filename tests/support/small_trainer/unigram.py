@@ -7,9 +7,11 @@ step or a state that was not restored changes the losses and the bytes of its ch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,9 @@ class Training:
     """One launch: its progress, its two vectors, and what it reads and writes."""
 
     def __init__(self, launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> None:
+        if most := int(os.environ.get("STOKER_TEST_ADDRESS_BYTES", "0")):  # besides what it has now
+            most += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
         self.launch, self.protocol, self.stop = launch, protocol, stop
         self.progress = self
         self.numerics = numerics(launch)
@@ -139,6 +144,12 @@ class Training:
         if self._reads(batch, "STOKER_TEST_NAN"):
             self._seal_this_step()
             raise NonFinite("its loss is nan", step=self.step + 1)
+        if once := os.environ.get(
+            "STOKER_TEST_NAN_ONCE"
+        ):  # a bit flipped in memory, which does not come back
+            with contextlib.suppress(FileNotFoundError):
+                (Path(once) / str(self.step + 1)).unlink()
+                raise NonFinite("its loss is nan", step=self.step + 1)
         a_window = int(os.environ.get("STOKER_TEST_WINDOW_BYTES", "0"))
         bytearray(a_window * self.numerics["micro_batch"]).count(0)  # touches each page
 
