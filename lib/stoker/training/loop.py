@@ -145,7 +145,7 @@ class Training:
             if batch is None:
                 return "stopped" if self.stop.asked else "data_exhausted"
             self._begin_step(batch, started, time.monotonic() - started)
-            if self._underway is not None:  # the next one is begun before its result is looked at
+            if self._underway is not None:  # its result is looked at when the next one is under way
                 continue
             if self.progress.step == self._first:  # it has shown what memory training takes
                 self.saver.prepare(*self._contents())
@@ -153,23 +153,27 @@ class Training:
             self._checkpoint_if_due()
         return "steps" if last == self.launch.steps else "until"
 
-    def change_numerics(self, **changes: Any) -> None:
-        """Makes all further steps with these fields of `numerics` changed, and tells the supervisor.
-
-        It records that bits end after the last step made. What changes before `run` was never used: set
-        `numerics` then, and `run` tells it. Raises ConfigError in a replay, which goes on with no others.
-        """
-        if self.launch.is_replay and changes:
-            raise ConfigError(f"this machine needs {changes}, the recorded run did not: replay it elsewhere")
-        self.numerics = replace(self.numerics, **changes)
-        self._say(numerics=self.numerics.word(), micro_batch=self.numerics.micro_batch)
-
-    @property
-    def _last_begun(self) -> int:
-        return self.progress.step if self._underway is None else self._underway.step
+    def _next_batch(self) -> Prepared | None:
+        """Waits for the next batch and returns it; returns None at a stop or at the plan's end."""
+        word_at = -math.inf
+        while not self.stop.asked:
+            batch = self.prefetcher.next()
+            if batch is not None:
+                if self.protocol.phase != "train":
+                    self._say("train")
+                return batch
+            self._finish_step()
+            if self.batches.exhausted:
+                return None
+            if time.monotonic() - word_at >= PLAN_WORD_S:
+                self._say("wait-data")
+                word_at = time.monotonic()
+            self._checkpoint_if_due()
+            time.sleep(PLAN_POLL_S)
+        return None
 
     def _begin_step(self, batch: Prepared, started: float, waited_s: float) -> None:
-        """Begins the next step, then looks at the one before; also at this one if something follows it."""
+        """Begins the next step, then finishes the one before; also this one, if its state is needed now."""
         if self.pressure.is_too_high() and self.numerics.micro_batch > 1:
             self._halved(self.numerics.micro_batch // 2)
             free_caches()
@@ -185,8 +189,39 @@ class Training:
         if not self.looks_late or self._is_followed(step):
             self._finish_step()
 
+    @property
+    def _last_begun(self) -> int:
+        return self.progress.step if self._underway is None else self._underway.step
+
+    def _micro_batches(self, batch: Prepared, micro_batch: int) -> list[Tensor]:
+        """Returns a batch as micro-batches of windows (b, seq_len + 1)."""
+        parts: list[Tensor] = []
+        for group in batch.groups:
+            windows = group.to(self.compute.device, non_blocking=True)
+            length = windows.shape[1] - 1
+            parts += torch.split(windows, windows_a_pass(micro_batch, self.launch.seq_len, length))
+        return parts
+
+    def _halved(self, micro_batch: int) -> None:
+        """Drops the gradients of what did not fit; further steps are made with this micro-batch."""
+        self.model.zero_grad()
+        self._finish_step()  # the step before was made with the other
+        print(f"trainer: memory is short, the micro-batch is {micro_batch} from now on", file=sys.stderr)
+        self.change_numerics(micro_batch=micro_batch)
+
+    def change_numerics(self, **changes: Any) -> None:
+        """Makes all further steps with these fields of `numerics` changed, and tells the supervisor.
+
+        It records that bits end after the last step made. What changes before `run` was never used: set
+        `numerics` then, and `run` tells it. Raises ConfigError in a replay, which goes on with no others.
+        """
+        if self.launch.is_replay and changes:
+            raise ConfigError(f"this machine needs {changes}, the recorded run did not: replay it elsewhere")
+        self.numerics = replace(self.numerics, **changes)
+        self._say(numerics=self.numerics.word(), micro_batch=self.numerics.micro_batch)
+
     def _is_followed(self, step: int) -> bool:
-        """Whether more than the next step follows a step: the state that it leaves is needed."""
+        """Whether something comes between a step and the next, and needs the state that it leaves."""
         is_told_apart = step in (self._first, self.schedule.decay_begins)
         return is_told_apart or self._evaluates_at(step) or self.saver.is_due(step)
 
@@ -242,41 +277,6 @@ class Training:
         )
         self.protocol.tell(**self.progress.words(), **fields, gpu_reserved_bytes=self.compute.reserved_bytes)
 
-    def _halved(self, micro_batch: int) -> None:
-        """Drops the gradients of what did not fit; further steps are made with this micro-batch."""
-        self.model.zero_grad()
-        self._finish_step()  # the step before was made with the other
-        print(f"trainer: memory is short, the micro-batch is {micro_batch} from now on", file=sys.stderr)
-        self.change_numerics(micro_batch=micro_batch)
-
-    def _micro_batches(self, batch: Prepared, micro_batch: int) -> list[Tensor]:
-        """Returns a batch as micro-batches of windows (b, seq_len + 1)."""
-        parts: list[Tensor] = []
-        for group in batch.groups:
-            windows = group.to(self.compute.device, non_blocking=True)
-            length = windows.shape[1] - 1
-            parts += torch.split(windows, windows_a_pass(micro_batch, self.launch.seq_len, length))
-        return parts
-
-    def _next_batch(self) -> Prepared | None:
-        """Waits for the next batch and returns it; returns None at a stop or at the plan's end."""
-        word_at = -math.inf
-        while not self.stop.asked:
-            batch = self.prefetcher.next()
-            if batch is not None:
-                if self.protocol.phase != "train":
-                    self._say("train")
-                return batch
-            self._finish_step()
-            if self.batches.exhausted:
-                return None
-            if time.monotonic() - word_at >= PLAN_WORD_S:
-                self._say("wait-data")
-                word_at = time.monotonic()
-            self._checkpoint_if_due()
-            time.sleep(PLAN_POLL_S)
-        return None
-
     def _evaluate_if_due(self) -> None:
         """Evaluates at step 0 and every `evaluate_every` steps; a resumed run repeats one cut short."""
         if self._evaluates_at(self.progress.step):
@@ -285,13 +285,6 @@ class Training:
     def _evaluates_at(self, step: int) -> bool:
         every = self.launch.evaluate_every
         return step == 0 or (every is not None and step % every == 0)
-
-    def _is_at_a_standstill(self) -> bool:
-        """Asked at evaluated steps alone: it looks at all evaluations of the run."""
-        patience = self.launch.patience
-        if not patience or not self.metrics.evaluated(self.progress.step):
-            return False
-        return standstill(self.metrics.evaluations).ends(patience)
 
     def _evaluate(self) -> bool:
         """Evaluates this step once; returns False at a stop. Raises NonFinite for an infinite or nan loss."""
@@ -326,6 +319,13 @@ class Training:
         self.protocol.tell(done=windows, **self.progress.words())
         self.saver.poll()
         return not self.stop.asked
+
+    def _is_at_a_standstill(self) -> bool:
+        """Asked at evaluated steps alone: it looks at all evaluations of the run."""
+        patience = self.launch.patience
+        if not patience or not self.metrics.evaluated(self.progress.step):
+            return False
+        return standstill(self.metrics.evaluations).ends(patience)
 
     def _checkpoint_if_due(self) -> None:
         if self.progress.step == self.schedule.decay_begins:  # a longer horizon may start at this very step
