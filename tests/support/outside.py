@@ -78,7 +78,8 @@ class Ground:
 
     def place(self, pattern: str | None = "out/*", **changes: Any) -> Place:
         history = ((0, None),)
-        place = Place(self.root, pattern, self.checkpoints, (self.quarantine, self.abandoned), history)
+        given_up = (*self.quarantine.iterdir(), *self.abandoned.iterdir())
+        place = Place(self.root, pattern, self.checkpoints, given_up, history)
         for name, value in changes.items():
             setattr(place, name, value)
         return place

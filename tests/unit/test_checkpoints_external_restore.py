@@ -55,7 +55,7 @@ def task(ground: Ground, step: int | None, **changes: Any) -> dict[str, Any]:
     return {
         **{"verb": "restore", "directory": str(ground.root), "pattern": "out/*", "begun": 0.0},
         **{"checkpoints": str(ground.checkpoints), "history": [[0, None]], "run_id": "r1", "at": new_id()},
-        "given_up": [str(ground.quarantine), str(ground.abandoned)],
+        "given_up": [str(one) for one in ground.abandoned.iterdir()],
         **{"sealed": sealed, "body": None if step is None else body_of(ground, step)},
         **{"is_first": False, "origin": None, "keep": 3, "keep_bytes": 1 << 30},
         **changes,

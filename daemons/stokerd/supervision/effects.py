@@ -23,6 +23,7 @@ from stoker.supervise.decide import mirror_job
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
 from stokerd.supervision import foreign, policies
+from stokerd.supervision.external_checkpoints import ExternalCheckpoints
 from stokerd.supervision.hook import CheckpointHook
 from stokerd.supervision.jobs import ACTIVITIES, MIRROR
 from stokerd.supervision.requests import Requests
@@ -45,6 +46,7 @@ class Effects:
         self.trainer = TrainerControl(run)
         self.hook = CheckpointHook(run)
         self.watches = Watches(run)
+        self.external = ExternalCheckpoints(run)
         self.lock: Lock | None = None
         self._proof_began = 0.0
         self._effects: dict[type[do.Action], Callable[[Any], None]] = {
@@ -82,6 +84,7 @@ class Effects:
         """Ends every worker and the hook, which begin again. Raises Transient where the kernel keeps one."""
         self._stop_mirror()
         self.hook.stop()
+        self.external.stop()
         self.workers.stop()
         self.workers.end_leftovers()
 
@@ -109,6 +112,7 @@ class Effects:
             job = self.workers.jobs.get(MIRROR)
             if isinstance(job, do.MirrorJob) and job.need != "no":
                 self._stop_mirror()  # proving removes the unfinished files it writes
+            self.external.stop()
             self.workers.stop()
         if phase is Phase.PROVING:
             self.requests.take_up()
@@ -213,6 +217,9 @@ class Effects:
 
     def start(self, job: do.Job) -> None:
         """Starts a job's worker; a new job on warm stops the running one."""
+        if isinstance(job, do.OutsideJob):
+            self.external.start(job)
+            return
         if job.slot == MIRROR:
             self._stop_mirror()
         task, ended = ACTIVITIES[job.slot]

@@ -107,6 +107,7 @@ class Supervisor:
             if trainers_end is not None:
                 self.status.show(self.workers.jobs.get(MIRROR))  # with the trainer's last words
             self.effects.watches.look(self.gpus.cards)
+            self.effects.external.look(self.effects.trainer.take_told())
             self.effects.requests.look()
             self.effects.mirror_beside()
             self.effects.hook.look()
@@ -118,7 +119,7 @@ class Supervisor:
         now = time.monotonic()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
-            beside = self.gpus.pids | self.reload.pids | self.effects.hook.pids
+            beside = self.gpus.pids | self.reload.pids | self.effects.hook.pids | self.effects.external.pids
             reap_strays(self.workers.pids | self.effects.trainer.pids | beside)
 
     def _advance(self, end: GuardedEnd | None) -> float:
@@ -145,6 +146,7 @@ class Supervisor:
         """Ends the processes of this supervisor: workers at once, a trainer after it has saved."""
         self.effects.trainer.close()
         self.effects.hook.stop()
+        self.effects.external.stop()
         self.run.note_time()
         self.run.goodput.keep()
         self.workers.stop()
@@ -154,7 +156,7 @@ class Supervisor:
 
 def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
     """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
-    record, jobs = run.store.record, effects.workers.jobs
+    record, jobs = run.store.record, effects.workers.jobs | effects.external.jobs
     seen = Seen(
         is_stopping=run.context.stopping,
         is_once=run.context.once,
@@ -174,12 +176,15 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
             return replace(seen, left=effects.leftovers())
         case Phase.PROVING:
             requests = effects.requests
+            if (outside := effects.external.due()) is not None:
+                return replace(seen, outside=outside)
             rollback = requests.next_rollback() or requests.of_policy() or requests.longer_horizon()
             if rollback is not None:
                 return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
             return _proving(run, seen)
         case Phase.WAITING:
-            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate)
+            outside = effects.external.due()
+            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, outside=outside)
         case Phase.FINISHED if not run.state.is_at_rest:
             return replace(seen, is_settled=_is_settled(run, seen) and not effects.hook.is_busy)
         case _:

@@ -51,6 +51,7 @@ class TrainerControl:
         self._told_gap = 0.0  # of memorization, in nats
         self._body: dict[str, Any] = {}  # of launch.json
         self._memory = MemoryWatch()
+        self._told: list[tuple[str, int | None]] = []
         self._places: tuple[str, Any] = ("", None)  # where the ranks of a launch were when last looked at
 
     @property
@@ -195,6 +196,11 @@ class TrainerControl:
             self._note_numerics()
         return end
 
+    def take_told(self) -> list[tuple[str, int | None]]:
+        """Returns the checkpoints that the trainer told of since the last call, each with its newest step."""
+        told, self._told = self._told, []
+        return told
+
     def _lacks_data(self, trainer: Trainer) -> bool:
         """Returns whether the plan has no batch left for a trainer that says that it waits for one."""
         run = self.run
@@ -257,6 +263,7 @@ class TrainerControl:
             run.timings.step.observe(seconds)
         for seconds in after.saves_s:
             run.timings.save.observe(seconds)
+        self._told += after.told
         for why in after.saves_failed:
             run.events.record("checkpoint_failed", "warning", message=why, step=after.step)
         for why in after.saves_in_place:

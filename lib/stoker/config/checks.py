@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
@@ -286,6 +287,9 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
     if foreign.step not in (None, "auto"):
         fault = _expression_fault(foreign.step)
         yield fault, "train.external.step", fault
+    if foreign.checkpoints is not None:
+        fault = _glob_fault(foreign.checkpoints)
+        yield fault, "train.external.checkpoints", fault
     for word in foreign.resume:
         unknown = set(re.findall(r"\{([^{}]*)\}", word)) - {"path", "step"}
         text = f"{{{', '.join(sorted(unknown))}}} is unknown; {{path}} and {{step}} are filled in"
@@ -309,6 +313,15 @@ def _expression_fault(text: str) -> str:
     return (
         f"has an unknown group {names}; besides step there may be {', '.join(READ_VALUES)}" if unknown else ""
     )
+
+
+def _glob_fault(glob: str) -> str:
+    """Returns what is wrong with a glob for checkpoints; "" for nothing."""
+    parts = PurePosixPath(glob).parts
+    if not parts or parts[-1] in ("/", "**"):
+        return "names no file or directory; write one such as 'out/checkpoint-*'"
+    up = "has '..'; write the directory itself, by an absolute path where it lies elsewhere"
+    return up if ".." in parts else ""
 
 
 def _schedule(train: Train) -> Iterator[Rule]:

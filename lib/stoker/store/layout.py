@@ -127,6 +127,7 @@ class RunLayout:
         self.runs = root / "runs.jsonl"  # how each launch ended, and where the time went
         self.goodput = root / "goodput.json"  # the account of the run's time so far
         self.hook = root / "hook.json"  # how the command of train.on_checkpoint last ended
+        self.told = root / "told.json"  # checkpoints that a trainer told of and that are not sealed yet
         self.mirror = root / "mirror.json"  # the checkpoints that the mirror held at the last listing
         self.waiting = root / "waiting.json"  # how long the plan has waited for missing files
         self.heldout = root / "heldout.bin"

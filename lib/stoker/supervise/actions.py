@@ -55,6 +55,36 @@ class CopyHeldout(Job):
     vocab_size: int
 
 
+class OutsideJob(Job):
+    """A job in the directories of a trainer of the user's own, which may hang."""
+
+    slot, module = "outside", "stoker.checkpoints.external.worker"
+    silent_s = 120.0
+
+
+@dataclass(frozen=True)
+class WatchOutside(OutsideJob):
+    """Seals what the running trainer saves, until it is stopped."""
+
+    kind = "watch"
+
+
+@dataclass(frozen=True)
+class LookOutside(OutsideJob):
+    """Seals what an ended trainer has left, or `origin`, the path that a new run begins with."""
+
+    kind = "look"
+    origin: str | None = None
+
+
+@dataclass(frozen=True)
+class RestoreOutside(OutsideJob):
+    """Makes the trainer's path hold the checkpoint of this name; "": the run's beginning, without one."""
+
+    kind = "restore"
+    name: str
+
+
 @dataclass(frozen=True)
 class MirrorJob(Job):
     """A job on warm. A launch or a rollback waits for its end, unless `need` is "no".

@@ -51,6 +51,7 @@ class Seen:
 
     left: do.Leftovers | None = None
 
+    outside: do.OutsideJob | None = None  # what is to be done in the directories of a trainer of the user's
     rollback: AskedRollback | None = None
     newest: str = ""  # the newest proven checkpoint
     candidate: str = ""  # the newest sealed checkpoint of the history
@@ -111,6 +112,8 @@ def _cleaning(run: RunState, left: do.Leftovers | None, policy: Supervise, now: 
 
 
 def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
+    if seen.outside is not None:
+        return _start(seen, seen.outside, "looking for checkpoints that the trainer has left")
     if seen.rollback is not None:
         return _rolling_back(run, seen, seen.rollback)
     if not run.is_settled:
@@ -210,6 +213,8 @@ def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Action
         if seen.gate.state == "hopeless":
             return (do.End(DataError.exit_code, seen.gate.why),)
         return (do.Wait(seen.gate.why),)
+    if seen.outside is not None:
+        return _start(seen, seen.outside, "preparing the trainer's directory")
     return (do.LaunchTrainer(),)
 
 

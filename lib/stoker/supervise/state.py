@@ -55,6 +55,7 @@ class Trainer:
     saves_s: tuple[float, ...] = ()
     saves_failed: tuple[str, ...] = ()  # why, as the last words tell
     saves_in_place: tuple[str, ...] = ()
+    told: tuple[tuple[str, int | None], ...] = ()  # paths of checkpoints, each with the newest step then
     # What it told of its numerics, with the steps made before, and is not recorded yet.
     numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     stop_time_s: float = 0.0  # that its guard gives it, whatever a reload has changed since
@@ -96,7 +97,7 @@ class Trainer:
         """Returns the trainer after these datagrams."""
         view, times, tells_steps = self.view, self.step_times, self.tells_steps
         steps_s, saves_s = list[float](), list[float]()
-        failed, in_place = list[str](), list[str]()
+        failed, in_place, told = list[str](), list[str](), list[tuple[str, int | None]]()
         numerics = list(self.numerics)
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
@@ -108,6 +109,8 @@ class Trainer:
                 numerics.append((said.get("step", self.step), said["numerics"]))
             tells_steps |= "step" in said
             before, view = view, heard(view, said, now)
+            if "checkpoint" in said and not said.get("rank"):
+                told.append((said["checkpoint"], view.step))
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.phase_at)
             if view.phase != "train":
@@ -126,6 +129,7 @@ class Trainer:
             saves_s=tuple(saves_s),
             saves_failed=tuple(failed),
             saves_in_place=tuple(in_place),
+            told=tuple(told),
             numerics=tuple(numerics),
         )
 
@@ -186,6 +190,7 @@ class RunState:
     look: Literal["", "done", "failed"] = ""  # result of the mirror's listing, in this phase
     look_problem: str = ""
     is_warm_awaited: bool = False  # a listing or fetch that must succeed has failed
+    is_looked: bool = False  # what a trainer of the user's own has saved is sealed
     is_settled: bool = False  # record and plan agree with the newest proven checkpoint
     is_decay_kept: bool = False  # a longer horizon cannot start where the decay began: it starts here
     resume: str = ""  # the name of that checkpoint, "" at the run's beginning
@@ -194,6 +199,7 @@ class RunState:
     is_gate_open: bool = False
     heldout: Heldout | None = None  # once copied; has 0 windows where no held-out text exists
     origin: Origin | None = None  # of a new run with train.init_from, once proven
+    is_restored: bool = False  # the path that a trainer of the user's own resumes from is right
 
     # training
     trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered

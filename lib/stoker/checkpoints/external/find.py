@@ -63,16 +63,6 @@ class Outside:
         return hashlib.sha256(canonical_json(listed)).hexdigest()
 
 
-def problem_of(pattern: str) -> str:
-    """Returns what is wrong with a glob, "" where nothing is."""
-    parts = PurePosixPath(pattern).parts
-    if not parts or parts[-1] in ("/", "**"):
-        return "it names no file or directory"
-    if ".." in parts:
-        return "it has '..'; write the directory itself, an absolute one where it lies elsewhere"
-    return ""
-
-
 def expand(directory: Path, pattern: str) -> tuple[list[Path], list[Path]]:
     """Returns the paths that match a glob below `directory`, and the symbolic links among them, passed over.
 

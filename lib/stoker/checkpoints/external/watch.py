@@ -32,7 +32,7 @@ class Place:
     directory: Path
     pattern: str | None
     checkpoints: Path
-    given_up: tuple[Path, ...]  # directories below which rollbacks and convictions have put checkpoints
+    given_up: tuple[Path, ...]  # directories into which rollbacks and convictions have put checkpoints
     history: tuple[tuple[int, int | None], ...]
     begun: float = 0.0  # when the run began, Unix time
 
@@ -56,8 +56,7 @@ class Place:
 
     def given_up_marks(self) -> set[str]:
         """Returns the marks of the states that a rollback or a conviction has moved away."""
-        folders = [folder for root in self.given_up for folder in root.glob("*") if folder.is_dir()]
-        bodies = [one.body for folder in folders for one in find_checkpoints(folder)]
+        bodies = [one.body for folder in self.given_up for one in find_checkpoints(folder)]
         return {mark for body in bodies if body is not None and (mark := mark_of(body.raw))}
 
     def found(self) -> tuple[list[Path], list[Path]]:
@@ -118,7 +117,7 @@ class Watch:
         self.known = self.place.given_up_marks() | {mark for _, body in sealed if (mark := mark_of(body))}
         paths = (path_of(body, self.place.directory) for _, body in sealed)
         self._before = {path for path in paths if path is not None}  # a glob may not match what is told
-        self.told: dict[Path, int | None] = {}  # not sealed yet -> the step it was told with
+        self.told: dict[Path, tuple[str, int | None]] = {}  # not sealed yet: as it was told, with its step
         self._seen: dict[Path, _Seen] = {}
         self._sealed_here: set[Path] = set()
         self._old: dict[Path, tuple[int, int]] = {}  # by name not newer than what is sealed: inode and time
@@ -130,9 +129,10 @@ class Watch:
     def hear(self, told: str, step: int | None) -> None:
         """Takes in a path that the trainer says is complete."""
         try:
-            self.told[self.place.checked(told)] = step
-        except Refused as problem:
+            self.told[self.place.checked(told)] = (told, step)
+        except (Refused, OSError) as problem:
             self.tell("refused", path=shown(Path(told)), reason=str(problem))
+            self.tell("taken", told=told)
 
     def look(self, *, is_at_rest: bool = False) -> None:
         """Seals what is due. `is_at_rest`: no trainer runs, so nothing changes any more.
@@ -170,13 +170,13 @@ class Watch:
             if (seen := self._seen.get(path)) is None or seen.mark != one.mark:
                 seen = self._seen[path] = _Seen(one.mark, self.clock(), self.newest.get("step"))
             if one.mark in self.known:
-                self.told.pop(path, None)
+                self._taken(path)
             elif is_at_rest or is_told or self.clock() - seen.since >= self.quiet_s:
                 self._take(one, seen, is_at_rest=is_at_rest)
         except FileNotFoundError:
             self._seen.pop(path, None)
             if is_told:
-                self.told.pop(path)
+                self._taken(path)
                 self._refuse(path, "it is not there")
         except (DataError, PermissionError) as problem:
             self._refuse(path, str(problem))
@@ -192,12 +192,12 @@ class Watch:
         step = self._step(one.path, seen)
         if step <= self.last_step:
             self.known.add(one.mark)
-            self.told.pop(one.path, None)
+            self._taken(one.path)
             self._refuse(one.path, f"step {self.last_step} is sealed already, and this is step {step}")
             return
         try:
             self.seal(one, step)
-            self.told.pop(one.path, None)
+            self._taken(one.path)
         except Changed:
             if is_at_rest:
                 raise
@@ -209,7 +209,7 @@ class Watch:
         The number in the name of a path that is written again is no step. Without any, steps are counted.
         """
         named = None if path in self._sealed_here else step_in(path.name)
-        steps = (self.told.get(path), named, seen.step)
+        steps = (self.told.get(path, ("", None))[1], named, seen.step)
         return next((step for step in steps if step is not None), self.last_step + 1)
 
     def seal(self, one: Outside, step: int) -> Path:
@@ -235,6 +235,11 @@ class Watch:
         size = sum(file.size for file in one.files.values())
         self.tell("sealed", step=step, name=sealed.name, path=shown(one.path), bytes=size, seconds=seconds)
         return sealed
+
+    def _taken(self, path: Path) -> None:
+        """Tells that a told path needs no further look."""
+        if path in self.told:
+            self.tell("taken", told=self.told.pop(path)[0])
 
     def _pass_over(self, path: Path) -> None:
         """Tells of a path that is written now and whose name has a step that was passed already."""

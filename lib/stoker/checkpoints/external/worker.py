@@ -1,10 +1,11 @@
 """Worker: performs all work in the directories of a trainer of the user's own, for the train supervisor.
 
-Each task has "verb", "directory", "pattern" (or null), "checkpoints", "given_up" (directories of checkpoints
-that were moved away), "history" ([[timeline, last step or null], ...]) and "begun" (Unix time). By verb:
+Each task has "verb", "directory", "pattern" (or null), "checkpoints", "given_up" (directories that hold
+checkpoints which were moved away), "history" ([[timeline, last step or null], ...]) and "begun" (Unix time).
 
-watch    {"launch", "body", "logs": {name: path}, "newest", "look_s", "quiet_s"}: seals what a running trainer
-         saves, until it is stopped. Lines {"told": path, "step"} and {"newest": {...}} come meanwhile.
+watch    {"launch", "body", "logs": {name: path}, "newest", "told": [[path, step], ...], "look_s", "quiet_s"}:
+         seals what a running trainer saves, until it is stopped. Lines {"told": path, "step"} and
+         {"newest": {...}} come meanwhile.
 look     the same, once and without waiting: no trainer runs. With "origin", that path alone is sealed, as the
          step in its name or 0  -> {"sealed": steps}
 restore  {"sealed": path or null, "body": its checkpoint.json, "run_id", "at": a new id, "is_first": nothing
@@ -12,8 +13,9 @@ restore  {"sealed": path or null, "body": its checkpoint.json, "run_id", "at": a
          -> {"status": "restored" | "equal" | "none", "path", "aside": paths, "dropped": paths}
             or {"status": "occupied", "path": a match of the glob that another run must have made}
 
-Messages: "sealed" with step, name, path, bytes and seconds; "refused" with path and reason; "trouble" with a
-message, and "well" once it is over; "progress" every few seconds.
+Messages: "sealed" with step, name, path, bytes and seconds; "refused" with path and reason; "taken" with a
+`told` path that is sealed or never will be; "trouble" with a message, and "well" once it is over; "progress"
+every few seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def _watch_of(task: dict[str, Any], place: Place, report: Report, alive: Progress) -> Watch:
     logs = {name: Path(path) for name, path in task["logs"].items()}
-    return Watch(place, task["launch"], task["body"], logs, report, alive, task["newest"], task["quiet_s"])
+    watch = Watch(place, task["launch"], task["body"], logs, report, alive, task["newest"], task["quiet_s"])
+    for path, step in task["told"]:
+        watch.hear(path, step)
+    return watch
 
 
 def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) 
 
 
 def _look(task: dict[str, Any], watch: Watch) -> list[int]:
-    if task.get("origin") is not None:
+    if task["origin"] is not None:
         origin = look_at(Path(task["origin"]))
         if why := why_not_whole(origin):
             raise DataError(f"train.init_from: {why}; name a checkpoint that is whole")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoints.external.find import path_of
 from stoker.config.schema import Pipeline
 from stoker.config.schema_train import External
 from stoker.store.layout import RunLayout
@@ -48,7 +49,7 @@ def program(
     if (foreign := train.foreign) is None:
         full = {name: value for name, value in built_in.items() if name != "PYTHONSAFEPATH"}
         return Program(train.command, full, directory)
-    path = None if resumes_from is None else own_path(resumes_from, directory)
+    path = None if resumes_from is None else path_of(resumes_from, directory)
     ours = {
         "STOKER_RESUME_FROM": str(path or ""),
         "STOKER_RESUME_STEP": str(launch.resume_step if path else ""),
@@ -64,12 +65,6 @@ def working_directory(pipeline: Pipeline) -> Path:
     """Returns where a trainer of the user's own runs."""
     external = pipeline.train.external or External()
     return external.directory or pipeline.file.parent
-
-
-def own_path(checkpoint: Mapping[str, Any], directory: Path) -> Path | None:
-    """Returns the trainer's own path of a sealed checkpoint, by its checkpoint.json; None without one."""
-    external = checkpoint.get("external")
-    return None if external is None else directory / external["path"]
 
 
 def resuming(foreign: External, path: Path | None, step: int) -> tuple[str, ...]:

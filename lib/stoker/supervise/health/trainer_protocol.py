@@ -15,6 +15,7 @@ from stoker.store.record import parse_json
 
 MOST_BYTES = 8192  # a trainer sends no longer datagram
 MOST_TEXT = 500
+MOST_PATH = 4096  # bytes, as Linux allows
 MOST_RANKS = 1024  # whose stacks are taken
 
 PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data"})
@@ -192,7 +193,6 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "STACKS": _signal,
     "POSITION": _position,
     "NUMERICS": _object,
-    **dict.fromkeys(
-        ("CHECKPOINT", "ERROR", "FINISHED", "SAVE_FAILED", "SAVE_IN_PLACE"), lambda value: value[:MOST_TEXT]
-    ),
+    **dict.fromkeys(("ERROR", "FINISHED", "SAVE_FAILED", "SAVE_IN_PLACE"), lambda value: value[:MOST_TEXT]),
+    "CHECKPOINT": lambda value: value[:MOST_PATH],
 }

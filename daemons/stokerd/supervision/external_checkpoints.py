@@ -1,0 +1,260 @@
+"""The checkpoints of a trainer of the user's own: one worker at a time seals and restores them.
+
+The daemon itself never touches the trainer's directories, which may hang. told.json keeps the paths that the
+trainer told of until they are sealed: a later supervisor looks at them first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, checkpoint_name
+from stoker.checkpoints.quarantine import quarantined
+from stoker.kit.events import Alerts
+from stoker.kit.workers.parent import WorkerExit
+from stoker.kit.workers.pool import Activity, WorkerPool
+from stoker.store.errors import ConfigError, DataError, StorageError, Transient
+from stoker.store.record import new_id, read_or_set_aside, write_record
+from stoker.supervise import actions as do
+from stoker.supervise.external.program import working_directory
+from stoker.supervise.run.launch_record import config_digest
+from stoker.supervise.run.memorization import read_tail
+from stoker.supervise.run.record import RunRecord
+from stoker.supervise.state import Phase
+from stokerd.supervision.run import Run
+
+LOOK_S = 2.0  # between two looks at a running trainer's files
+QUIET_S = 5.0  # without a change, after which a save is over
+TELL_S = 1.0  # between two words to the worker about the trainer's step
+AGAIN_S = 10.0  # before a job that failed is tried again
+COMPLAINT_S = 600.0
+LEFTOVERS_S = 1.0  # for a killed worker of an earlier supervisor; the loop waits meanwhile
+FIELDS = ("step", "tokens", "loss", "val_loss")
+
+Told = tuple[str, int | None]  # a path, and the newest step when it was told
+
+
+class ExternalCheckpoints:
+    """Seals, before each choice of a checkpoint and beside training; restores before each launch."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._foreign = run, run.pipeline.train.foreign
+        self._name = f"{run.context.layout.state}:outside"
+        self._pool = WorkerPool[do.OutsideJob](self._name, run.context.waiter, record=run.events.record)
+        self._alerts = Alerts(run.events, COMPLAINT_S)
+        kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self._foreign else None
+        self._told: dict[str, int | None] = dict(kept["told"]) if kept else {}
+        self._retry_at = self._tell_at = 0.0
+        self._newest: dict[str, Any] = {}  # as the worker knows it
+
+    @property
+    def jobs(self) -> dict[str, do.Job]:
+        """The running job, by its slot."""
+        return {one.subject: one.facts for one in self._pool.jobs}
+
+    @property
+    def pids(self) -> set[int]:
+        return self._pool.pids
+
+    def due(self) -> do.OutsideJob | None:
+        """Returns what must be done before a checkpoint is chosen, or before a launch."""
+        run, state, record = self.run, self.run.state, self.run.store.record
+        if self._foreign is None or record is None:
+            return None
+        if state.phase is Phase.PROVING:
+            return None if state.is_looked or not record.launches else do.LookOutside()
+        if (origin := run.pipeline.train.init_from) is not None and self._is_first(record):
+            return do.LookOutside(str(origin))
+        return None if state.is_restored else do.RestoreOutside(run.at.path.name)
+
+    def _is_first(self, record: RunRecord) -> bool:
+        return not record.launches and self.run.newest is None
+
+    def look(self, told: Iterable[Told]) -> None:
+        """Takes in what the trainer told and what the worker did; watches a trainer that runs."""
+        if self._foreign is None:
+            return
+        if new := dict(told):
+            self._note({**self._told, **new})
+        for job, messages, end in self._pool.hear():
+            for message in messages:
+                self._hear(message)
+            if end is not None:
+                self._ended(job.facts, end)
+        if self.run.state.live is not None:
+            self._watch(new)
+
+    def start(self, job: do.OutsideJob) -> None:
+        """Starts a job's worker; a failure to start is one of the job."""
+        try:
+            self._pool.end_leftovers(LEFTOVERS_S)
+            activity = Activity(job.kind, job.module, job.silent_s, keep_open=job.kind == "watch")
+            self._pool.start(activity, job.slot, self._task(job), job)
+        except Transient as problem:
+            self._failed(job, str(problem))
+
+    def stop(self) -> None:
+        """Ends the worker; what it was copying is begun again."""
+        self._pool.stop()
+
+    # Tasks
+
+    def _watch(self, told: Mapping[str, int | None]) -> None:
+        now = time.monotonic()
+        job = next(iter(self._pool.jobs), None)
+        if job is None:
+            if now >= self._retry_at:
+                self.start(do.WatchOutside())
+        elif isinstance(job.facts, do.WatchOutside) and not job.abandoned:
+            newest = self._newest_told()
+            if newest != self._newest and (told or now >= self._tell_at):
+                self._newest, self._tell_at = newest, now + TELL_S
+                job.worker.send({"newest": newest})
+            for path, step in told.items():
+                job.worker.send({"told": path, "step": step})
+
+    def _task(self, job: do.OutsideJob) -> dict[str, Any]:
+        run, layout, record = self.run, self.run.layout, self.run.store.begun
+        assert self._foreign is not None
+        given_up = [*quarantined(run.pipeline.layout.quarantine), *layout.abandoned.iterdir()]
+        task = {
+            "verb": job.kind,
+            "directory": str(working_directory(run.pipeline)),
+            "pattern": self._foreign.checkpoints,
+            "checkpoints": str(layout.checkpoints),
+            "given_up": list(map(str, given_up)),
+            "history": run.accounts.history(),
+            "begun": datetime.fromisoformat(record.identity.created).timestamp(),
+        }
+        if isinstance(job, do.RestoreOutside):
+            return task | self._to_restore(job, record)
+        self._newest = self._newest_told()
+        trainer = run.state.trainer
+        return task | {
+            "launch": trainer.launch.launch if trainer is not None else new_id(),
+            "body": self._body(record),
+            "logs": {PLAN_COPY: str(layout.plan), TIMELINES_COPY: str(layout.timelines)},
+            "newest": self._newest,
+            "told": list(self._told.items()),
+            "look_s": LOOK_S,
+            "quiet_s": QUIET_S,
+            "origin": job.origin if isinstance(job, do.LookOutside) else None,
+        }
+
+    def _to_restore(self, job: do.RestoreOutside, record: RunRecord) -> dict[str, Any]:
+        run, budget, origin = self.run, self.run.pipeline.quarantine, self.run.pipeline.train.init_from
+        newest = run.checkpoints.get(job.name)
+        return {
+            "sealed": None if newest is None else str(newest.path),
+            "body": None if newest is None else newest.body,
+            "run_id": record.identity.run_id,
+            "at": new_id(),
+            "is_first": self._is_first(record),
+            "origin": None if origin is None else str(origin),
+            "keep": budget.keep_checkpoints,
+            "keep_bytes": budget.keep_bytes,
+        }
+
+    def _body(self, record: RunRecord) -> dict[str, Any]:
+        """Returns the fields of checkpoint.json that are the same for all checkpoints of a launch."""
+        run, identity = self.run, record.identity
+        return {
+            "run": identity.run,
+            "run_id": identity.run_id,
+            "tokens": 0,
+            "position": [0, 0],
+            "timeline": run.accounts.timelines().current,
+            "plan_head": run.planner.plan.head,
+            "config_digest": config_digest(identity, {}, ""),
+            "loss": None,
+            "val_loss": None,
+            "run_record": record.for_checkpoints(),
+        }
+
+    def _newest_told(self) -> dict[str, Any]:
+        """Returns what the trainer told last, or the step of the last row of an earlier supervisor."""
+        trainer = self.run.state.trainer
+        if trainer is not None:
+            view = trainer.view
+            found = {name: getattr(view, name) for name in FIELDS} if view.step is not None else {}
+        else:
+            rows = [row for row in read_tail(self.run.layout.metrics) if isinstance(row.get("step"), int)]
+            found = {"step": rows[-1]["step"]} if rows else {}
+        return {name: value for name, value in found.items() if value is not None}
+
+    # Results
+
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        run, words = self.run, {key: value for key, value in said.items() if key != "kind"}
+        match said["kind"]:
+            case "sealed":
+                run.events.record("checkpoint_sealed", **words)
+            case "refused":
+                message = f"{words['path']} is not sealed: {words['reason']}"
+                run.events.record("checkpoint_refused", "warning", **words, message=message)
+            case "taken":
+                self._note({path: step for path, step in self._told.items() if path != words["told"]})
+            case "trouble":
+                message = f"{words['message']}; training goes on, and it is tried again"
+                self._alerts.raise_("checkpoint_failed", message=message)
+            case "well":
+                self._alerts.clear("checkpoint_failed")
+
+    def _ended(self, job: do.OutsideJob, end: WorkerExit) -> None:
+        run, result = self.run, end.result
+        if result is None:
+            self._failed(job, end.reason(), (end.error or {}).get("exit_code"))
+            return
+        self._alerts.clear("external_unavailable", tell="external_available")
+        run.change(keep_at=0.0)
+        if isinstance(job, do.RestoreOutside):
+            self._restored(job, result)
+        elif isinstance(job, do.LookOutside):
+            run.checkpoints.note_sealed(run.accounts.history())
+            run.change(is_looked=True)
+            if job.origin is not None:  # it is proven before the launch from it
+                run.change(resume=checkpoint_name(result["sealed"][0]))
+            self._note({})  # what is not sealed now never will be
+
+    def _restored(self, job: do.RestoreOutside, result: Mapping[str, Any]) -> None:
+        run = self.run
+        if result["status"] == "occupied":
+            raise ConfigError(
+                f"{run.pipeline.file}: train.external.checkpoints matches {result['path']}, which was there "
+                "before this run began. To begin from it, name it as train.init_from; else move it away"
+            )
+        words = {"path": result["path"], "aside": result["aside"], "dropped": result["dropped"]}
+        if result["status"] == "restored":
+            run.events.record("checkpoint_restored", "warning", name=job.name, **words)
+        elif result["aside"]:
+            message = "the trainer must not take a state that is newer than the proven one, or half of one"
+            run.events.record("external_set_aside", "warning", **words, message=message)
+        run.change(is_restored=True)
+
+    def _failed(self, job: do.OutsideJob, reason: str, code: int | None = None) -> None:
+        """Tells why the trainer's directories cannot be used now; the job is tried again without limit."""
+        run, now = self.run, time.monotonic()
+        self._retry_at = now + AGAIN_S
+        directory = working_directory(run.pipeline)
+        message = f"cannot {job.kind} in {directory}: {reason}; it is tried again"
+        self._alerts.raise_("external_unavailable", message=message, doing=job.kind)
+        if isinstance(job, do.WatchOutside):
+            return
+        if isinstance(job, do.LookOutside) and job.origin is not None and code == DataError.exit_code:
+            raise ConfigError(f"{run.pipeline.file}: {reason}")
+        if isinstance(job, do.RestoreOutside) and code == DataError.exit_code:
+            run.checkpoints.forget(job.name)  # proven again, it is convicted or restored
+        run.state = run.state.paused(AGAIN_S, message, now)
+
+    def _note(self, told: Mapping[str, int | None]) -> None:
+        """Keeps the told paths that are not sealed."""
+        if told == self._told:
+            return
+        self._told = dict(told)
+        try:
+            write_record(self.run.layout.told, {"v": 1, "told": [list(one) for one in self._told.items()]})
+        except StorageError as problem:  # the worker has them all the same
+            self._alerts.raise_("storage_trouble", message=str(problem))
