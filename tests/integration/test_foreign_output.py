@@ -7,6 +7,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from stoker.cli.main import exit_code
 from stoker.store.layout import TRAIN_SUPERVISOR
 from support.foreign import make_foreign
 from support.training import TrainPipeline
@@ -125,13 +128,15 @@ for n in range(6):
 """
 
 
-def test_reading_goes_on_over_a_reload(tmp_path: Path) -> None:
+def test_reading_goes_on_over_a_reload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_foreign(tmp_path, PRINTS_WHEN_ASKED)
     daemon = run.start()
     try:
         for n in range(3):
             (tmp_path / str(n)).touch()
         wait_until(lambda: run.last_step() == 2, what="the rows before")
+        assert exit_code(["status", str(run.data.file)]) == 0
+        assert "nanoGPT: its output alone is known" in capsys.readouterr().out
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: run.events("reloaded"), what="the reload")
         for n in range(3, 6):

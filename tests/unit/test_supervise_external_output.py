@@ -131,6 +131,13 @@ def test_steps_and_values_of_known_trainers_are_read(
     assert reader.kind == kind == reads[-1].kind
 
 
+def test_the_log_lines_of_transformers_4_are_read_too() -> None:
+    logged = "{'loss': 2.3, 'grad_norm': 1.25, 'learning_rate': 4e-05, 'epoch': 0.1}"
+    assert read(f"{logged}\n\r  2%|▏         | 12/500 [00:01<00:41, 11.7it/s]\n") == [
+        (12, {"loss": 2.3, "grad_norm": 1.25, "lr": 4e-05})
+    ]
+
+
 def test_what_is_no_step_of_the_training_is_passed_over() -> None:
     for text in (
         "Map: 100%|██████████| 5000/5000 [00:01<00:00, 4211.61 examples/s]",

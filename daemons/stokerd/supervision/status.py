@@ -257,7 +257,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,
         "launch": view.launch if view else None,
         "launches": record.launches if record else 0,
-        "steps_from": (live.read_as or None if live.is_read else "messages") if live else None,
+        "steps_from": (live.read_as or "nothing" if live.is_read else "messages") if live else None,
         "trainer_pid": live.pid if live else None,
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
         "mirror": run.mirror and run.mirror.status(copying),

@@ -171,12 +171,15 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         why = f" ({body['timeline_reason']})" if body.get("timeline_reason") else ""
         fork = f", on timeline {body['timeline']}{why}" if body.get("timeline") else ""
         done = f" ({100 * body['step'] / body['steps']:.1f} %)" if body["steps"] else ""
-        yield "step", f"{body['step']:,} of {body['steps']:,}{done}{fork}"
+        of = f" of {body['steps']:,}" if body["steps"] is not None else ""
+        yield "step", f"{body['step']:,}{of}{done}{fork}"
     yield "loss", losses(body)
     for kind, one in (body.get("watched") or {}).items():
         yield "watch", watched_line(kind, one)
     mfu = f", {100 * body['mfu']:.1f} % MFU" if body.get("mfu") else ""
     yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s{mfu}" if body.get("tokens_per_s") else ""
+    if (source := body.get("steps_from")) not in (None, "messages"):
+        yield "read as", f"{source}: its output alone is known"
     yield "time left", _left(body)
     if checkpoint := body.get("checkpoint"):
         unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"
