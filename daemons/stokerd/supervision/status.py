@@ -59,6 +59,7 @@ FIGURES = (
         "train_tokens_total", "Tokens trained on since the start, repeated too.", "figures.trained_tokens"
     ),
     Figure("train_tokens_per_second", "Speed; 0 while nothing is trained.", "figures.tokens_per_s"),
+    Figure("train_slow", "1 while it is slower than it usually is.", "figures.slow"),
     Figure("train_mfu_ratio", "Model FLOPs utilization of the card's bf16 peak.", "mfu"),
     Figure("train_data_wait_seconds", "Time the last step waited for its data.", "data_wait_s"),
     Figure("train_save_stall_seconds", "Time the last save kept the trainer.", "save_stall_s"),
@@ -164,6 +165,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
         "halted": shown["halted"] is not None,
+        "slow": "slow" in shown["watched"],
         "loss_watch": {kind: kind in shown["watched"] for kind in KINDS},
         "fruitless": _fruitless(run),
         "proven_step": run.newest.step if run.newest else None,
@@ -181,6 +183,12 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
             "launches": supervise.no_progress_launches,
         },
     }
+
+
+def _watched(run: Run) -> dict[str, Any]:
+    """Returns what stands of loss and speed; nothing is slow while nothing is trained."""
+    watched = run.store.record.watched if run.store.record is not None else {}
+    return {kind: one for kind, one in watched.items() if kind != "slow" or run.state.live is not None}
 
 
 def _fruitless(run: Run) -> int:
@@ -247,7 +255,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "reason": record.reason if record else None,
         "halted": record.halted if record else None,
         "paused": record.paused if record else None,
-        "watched": record.watched if record else {},
+        "watched": _watched(run),
         "doing": f"{doing}, since {wait.since}" if wait.what else doing,
         "waiting_for": wait.what or None,
         "waiting_since": wait.since or None,

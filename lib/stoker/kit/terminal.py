@@ -103,6 +103,7 @@ SENTENCES = {
     "source_proven": "{path} built: {tokens:token} of {documents:document}[, {dropped:row} dropped]",
     "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
     "[: {detail}]",
+    "speed_recovered": "the trainer is as fast as usual again: {tokens_per_s} tokens/s",
     "spike_left_alone": "the spike of step {first} is left alone: {reason}",
     "start_gate_open": "training may begin: {message}",
     "stopped_early": "training ends at step {step}: {evaluations:evaluation} in a row "
@@ -115,6 +116,8 @@ SENTENCES = {
     "trainer_stop_asked": "the trainer is asked to save and end",
     "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",
+    "training_slow": "the trainer is slow: {tokens_per_s} tokens/s, {usual} usually; {data_wait_share} of it "
+    "waits for data[, steal {steal}][, CPU pressure {cpu_some}][, I/O pressure {io_some}]",
     "windows_skipped": "{windows:window} are passed over from step {to} on: {reason}",
 }
 
