@@ -176,7 +176,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "has_mirror": run.mirror is not None,
         "mirror_up": run.mirror and run.mirror.trouble is None,
         "config": {
-            "every_s": train.checkpoint.every,
+            "every_s": train.checkpoint.every if train.foreign is None else None,  # it alone knows
             "hang_s": limit_s(supervise, shown["phase"] or "train"),
             "stop_s": supervise.stop_time,
             "hold_s": run.pipeline.plan.hold,
@@ -241,6 +241,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
                 said[name] = newest.body.get(name)
+    has_plan = train.foreign is None
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
     windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
@@ -269,9 +270,9 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "trainer_pid": live.pid if live else None,
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
         "mirror": run.mirror and run.mirror.status(copying),
-        "plan_entries": len(plan.entries),
-        "plan_windows": plan.windows,
-        "plan_windows_ahead": _ahead(plan, said["position"]),
+        "plan_entries": len(plan.entries) if has_plan else None,
+        "plan_windows": plan.windows if has_plan else None,
+        "plan_windows_ahead": _ahead(plan, said["position"]) if has_plan else None,
         "plan_waits_for": None if why in ("", ENOUGH) else why.removeprefix("waiting for "),
     }
 

@@ -11,9 +11,9 @@ from stoker.config.problems import every_key, nearest, section_at
 PREFIX = "STOKER_"
 # Variables of Stoker itself (trainer protocol, workers, set-up, tests): never keys of the file.
 OTHER_VARIABLES = frozenset({
-    "STOKER_ALLOW_NETWORK_STATE", "STOKER_LAUNCH", "STOKER_NOTIFY_SOCKET", "STOKER_PLAN", "STOKER_POOL",
-    "STOKER_PYTHON", "STOKER_RESUME_FROM", "STOKER_RUN_DIR", "STOKER_TIMELINES",
-    "STOKER_TORCH_INDEX", "STOKER_WORKER_PARENT",
+    "STOKER_ALLOW_NETWORK_STATE", "STOKER_LAUNCH", "STOKER_MICRO_BATCH", "STOKER_NOTIFY_SOCKET",
+    "STOKER_PLAN", "STOKER_POOL", "STOKER_PYTHON", "STOKER_RESUME_FROM", "STOKER_RESUME_STEP",
+    "STOKER_RUN_DIR", "STOKER_SHARDS", "STOKER_TIMELINES", "STOKER_TORCH_INDEX", "STOKER_WORKER_PARENT",
 })  # fmt: skip
 OTHER_PREFIXES = ("STOKER_TEST_", "STOKER_CHAOS_", "STOKER_BENCH_", "STOKER_DEMO_")
 _FREE_MAPPINGS: tuple[KeyPath, ...] = (("dataset", "filters", "at_least"),)

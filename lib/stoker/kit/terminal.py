@@ -27,6 +27,7 @@ PHRASES = {
     "steps": "all its steps are done",
     "data_exhausted": "the data is used up",
     "early_stop": "the held-out loss improves no more",
+    "trainer": "the trainer ended by itself, without an error",
 }  # why a run finished
 SUM_DIGITS = 12
 _SUM = re.compile(rf"\b([0-9a-f]{{{SUM_DIGITS}}})[0-9a-f]{{28,52}}\b")  # SHA-1 and SHA-256
