@@ -306,9 +306,21 @@ def test_a_tree_prints_on_though_its_supervisor_is_stopped_and_nobody_reads_on(
 def test_the_last_words_of_a_tree_are_kept_before_its_guard_ends(start: Any, tmp_path: Path) -> None:
     output = tmp_path / "output.txt"
     environ = {**os.environ, "OUTPUT": str(output)}
-    guarded = start(["sh", "-c", "echo out; echo err >&2; kill -9 $$"], env=environ)
+    guarded = start(["sh", "-c", "echo out; echo err >&2; kill -9 $$"], env=environ, stderr=subprocess.STDOUT)
     assert guarded.supervisor.wait(LONG_S) == 137
     assert output.read_text() == "out\nerr\n"
+
+
+def test_two_streams_that_go_to_different_places_stay_apart_and_are_kept_together(
+    start: Any, tmp_path: Path
+) -> None:
+    output, out, err = tmp_path / "output.txt", tmp_path / "out", tmp_path / "err"
+    environ = {**os.environ, "OUTPUT": str(output)}
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        guarded = start(["sh", "-c", "echo out; echo err >&2"], env=environ, stdout=stdout, stderr=stderr)
+        assert guarded.supervisor.wait(LONG_S) == 0
+    assert (out.read_text(), err.read_text()) == ("out\n", "err\n")
+    assert sorted(output.read_text().splitlines()) == ["err", "out"]
 
 
 @pytest.fixture

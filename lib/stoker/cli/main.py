@@ -19,6 +19,7 @@ EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
 COMMANDS = {
     "run": ("stoker.cli.pipeline.run", "run", "Run a pipeline's three daemons in the foreground."),
     "train": ("stoker.cli.pipeline.train", "train", "Train a pipeline's run in the foreground, by hand."),
+    "watch": ("stoker.cli.pipeline.watch", "watch", "Keep a command of your own running, without a file."),
     "status": ("stoker.cli.pipeline.status", "status", "Show what each daemon does, the data and the run."),
     "events": ("stoker.cli.pipeline.events", "events", "Show what happened, oldest first."),
     "download": ("stoker.cli.data.download", "download", "Fetch a source's files, or list them."),

@@ -17,8 +17,10 @@ from collections.abc import Mapping
 USAGE = "usage: python -m stoker.kit.exec PPID SIGNAL DIRECTORY -- CMD [ARGUMENT...]"
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
-# Variables that the service manager sets for the daemon, not for its children.
+TRAINER_OUTPUT = "STOKER_TRAINER_OUTPUT"  # the descriptors that a trainer's stdout and stderr are passed to
+# Variables that whoever starts a daemon sets for it, not for its children.
 DAEMON_VARIABLES = {
+    TRAINER_OUTPUT,
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
     *("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"),
 }

@@ -7,7 +7,7 @@ open until its tree is empty. On SIGTERM, when its parent ends, and after CMD en
 processes that are left: TERM to each program, KILL to each process after the stop time, repeated until the
 last process is reaped. What a program has forked without an exec gets its TERM once the program has ended.
 
-What CMD's tree prints is kept in the file OUTPUT and passed on to stderr (see relay); with an empty OUTPUT it
+What CMD's tree prints is kept in the file OUTPUT and passed on (see relay); with an empty OUTPUT it
 prints to the guard's own stdout and stderr. CMD runs in DIRECTORY, or where the guard does if that is empty.
 
 The guard writes JSON lines: {"guard":"ready","pid"}, {"started":pid,"start_ticks"},
@@ -29,13 +29,12 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 from stoker.kit.exec import launch_command, set_child_subreaper, set_death_signal
 from stoker.kit.process import ProcessId, family, readable, signal_process
-from stoker.kit.relay import Relay
+from stoker.kit.relay import STDERR, STDOUT, relays
 
 USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTPUT DIRECTORY -- CMD [ARG...]"
 IDLE_S = 5.0  # between two checks of the parent, in case its death signal gets lost
@@ -68,7 +67,7 @@ class Guard:
         self._asked: set[ProcessId] = set()  # processes that had their TERM
         self._wake = _wake_on_signals(self._on_stop)
         self._stop_asked = False
-        self._relay = Relay(output) if output else None
+        self._relays = relays(output) if output else []
 
     def run(self) -> int:
         """Guards the command; returns the exit code once no process of the tree is left."""
@@ -85,8 +84,8 @@ class Guard:
             self._wait()
         os.close(self._lock_fd)  # before the report: a reader that acts on the report must find the lock free
         self._report(empty=True)
-        if self._relay is not None:
-            self._relay.finish(OUTPUT_S)
+        for relay in self._relays:
+            relay.finish(OUTPUT_S)
         return self._exit_code
 
     def _report(self, **message: Any) -> None:
@@ -96,11 +95,12 @@ class Guard:
 
     def _start(self) -> int:
         # Through the exec launcher: if this guard is killed, the kernel asks the trainer to save and end.
-        relay = self._relay
-        into = [(os.POSIX_SPAWN_DUP2, relay.writing, number) for number in (1, 2)] if relay else []
+        writing = {relay.passes_to: relay.writing for relay in self._relays}
+        streams = (STDOUT, STDERR) if writing else ()
+        into = [(os.POSIX_SPAWN_DUP2, writing.get(one, writing[STDERR]), one) for one in streams]
         command = launch_command(self._command, directory=self._directory)
         child = os.posix_spawn(sys.executable, command, os.environ, setsigmask=[], file_actions=into)
-        if relay is not None:
+        for relay in self._relays:
             relay.begin()
         self._report(started=child, start_ticks=ProcessId.of(child).start_ticks)
         return child
@@ -174,23 +174,6 @@ def _wake_on_signals(on_stop: Any) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, on_stop)
     return reading
-
-
-def guard_command(
-    command: Sequence[str],
-    *,
-    lock_fd: int,
-    report_fd: int,
-    stop_time_s: float,
-    output: str = "",
-    directory: str = "",
-) -> list[str]:
-    """Returns the command that starts `command` under a guard, a child of this process.
-
-    -P: a file in the working directory must not replace a module.
-    """
-    of_guard = map(str, (os.getpid(), lock_fd, report_fd, stop_time_s, output, directory))
-    return [sys.executable, "-P", "-m", "stoker.kit.guard", *of_guard, "--", *command]
 
 
 def main(argv: list[str]) -> int:

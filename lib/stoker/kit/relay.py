@@ -14,24 +14,32 @@ import stat
 import sys
 import threading
 
-STDERR = 2
+STDOUT, STDERR = 1, 2
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 1 << 20  # of an output that are kept at least
 PIPE_BYTES = 1 << 20  # that may wait while the disk is slow
 PIECE_BYTES = 4096 - 256  # with a note before it no more than a pipe takes without waiting (PIPE_BUF)
 
 
 class KeptOutput:
-    """A file with the first and the last bytes of an output: plain text at any moment, at most 2.3 MB."""
+    """A file with the first and the last bytes of an output: plain text at any moment, at most 2.3 MB.
+
+    Opened by the first write: a disk that hangs must not hold up the guard. Several threads may write.
+    """
 
     def __init__(self, path: str) -> None:
-        self._descriptor = -1
-        with contextlib.suppress(OSError):  # nothing is kept
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        self.path, self._descriptor, self._lock = path, -1, threading.Lock()
         self._size, self._tail_at, self._left_out = 0, HEAD_BYTES, 0
 
     def write(self, data: bytes) -> None:
         """Appends; what a full disk does not take is left out."""
+        with self._lock:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
         try:
+            if self._descriptor < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o640)
             written = os.pwrite(self._descriptor, data, self._size)
             self._size, self._left_out = self._size + written, self._left_out + len(data) - written
             if self._size > HEAD_BYTES + 2 * TAIL_BYTES:
@@ -86,8 +94,8 @@ class PassedOutput:
 class Relay:
     """A thread that reads a pipe to its end, so that neither disk nor terminal hold up the guard."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, kept: KeptOutput, passes_to: int) -> None:
+        self._kept, self.passes_to = kept, passes_to
         self._reading, self.writing = os.pipe()
         with contextlib.suppress(OSError):  # more than this user may have
             fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -104,12 +112,24 @@ class Relay:
 
     def _run(self) -> None:
         try:
-            kept, passed = KeptOutput(self._path), PassedOutput(STDERR, self._path)
+            passed = PassedOutput(self.passes_to, self._kept.path)
             while data := os.read(self._reading, 1 << 16):
-                kept.write(data)
+                self._kept.write(data)
                 passed.write(data)
         finally:
             os.close(self._reading)  # whatever ended this: no writer waits for it
+
+
+def relays(path: str) -> list[Relay]:
+    """Returns the relays of a tree's output, by the descriptors of this process that they pass it to.
+
+    One for both streams, which keeps their order, unless these go to different places.
+    """
+    kept = KeptOutput(path)
+    with contextlib.suppress(OSError):  # a closed one
+        if not os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR)):
+            return [Relay(kept, STDOUT), Relay(kept, STDERR)]
+    return [Relay(kept, STDERR)]
 
 
 class _Tolerant(io.FileIO):

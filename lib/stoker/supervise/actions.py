@@ -219,6 +219,7 @@ class StopTrainer(Action):
 class EndLaunch(Action):
     exit: Exit
     is_forgiven: bool  # an operator stopped the supervisor: the launch does not count as fruitless
+    exit_code: int | None = None  # as a shell has it
 
 
 @dataclass(frozen=True)

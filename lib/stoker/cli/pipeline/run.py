@@ -26,7 +26,7 @@ from stoker.cli.pipeline.config import checked
 from stoker.cli.pipeline.events import LABELS, Daemons, Output
 from stoker.cli.pipeline.status import losses
 from stoker.config.schema import Pipeline
-from stoker.kit.exec import child_environment, launch_command
+from stoker.kit.exec import TRAINER_OUTPUT, child_environment, launch_command
 from stoker.kit.lock import Lock, take_up_state
 from stoker.kit.loop import Backoff, Waiter
 from stoker.kit.process import processes_with_environment, signal_process
@@ -60,16 +60,22 @@ class Child:
     was_ready: bool = False
     start_at: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
+    passes_output: bool = False  # the trainer's, to this process's own stdout and stderr
 
     def start(self, file: Path, *options: str) -> None:
         """Starts the daemon in its own session, so that only this process gets Ctrl-C from the terminal."""
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, contextlib.ExitStack() as until_started:
+            passed = [os.dup(stream) for stream in (1, 2)] if self.passes_output else []
+            for descriptor in passed:
+                until_started.callback(os.close, descriptor)
+            environ = {TRAINER_OUTPUT: ",".join(map(str, passed))} if passed else {}
             self.process = subprocess.Popen(
                 launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file), *options]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=child_environment(),
+                env=child_environment(environ),
+                pass_fds=passed,
                 start_new_session=True,
             )
         self.was_ready = False
@@ -121,8 +127,7 @@ def is_current(about: Mapping[str, Any]) -> bool:
 class Foreground:
     """`stoker run` or `stoker train` from the start of its daemons to the end of the last daemon.
 
-    `names` are the daemons, by default all that have work. With `once`, the daemons' options, a daemon that
-    ends is not started again: its end is the end of all.
+    With `once`, the daemons' options, a daemon that ends is not started again: its end is the end of all.
     """
 
     def __init__(
@@ -130,9 +135,10 @@ class Foreground:
         pipeline: Pipeline,
         output: Output,
         *,
-        names: Sequence[str] = (),
+        names: Sequence[str] = DAEMONS,
         until_done: bool = False,
         once: Sequence[str] = (),
+        passes_output: bool = False,
     ) -> None:
         self.pipeline = pipeline
         self.until_done, self.once = until_done, once
@@ -144,8 +150,7 @@ class Foreground:
         self.kill_at = float("inf")
         logs = pipeline.runtime.root / "log"
         logs.mkdir(mode=0o750, parents=True, exist_ok=True)
-        working = DAEMONS if pipeline.has_data else (TRAIN_SUPERVISOR,)
-        self.children = [Child(name, logs / f"{name}.log") for name in names or working]
+        self.children = [Child(name, logs / f"{name}.log", passes_output=passes_output) for name in names]
 
     def run(self) -> int:
         """Runs until stopped, done or failed; returns the exit code after every daemon has ended."""
@@ -153,7 +158,7 @@ class Foreground:
         waiter.signals(*STOP_SIGNALS)
         for child in self.children:
             child.log.write_bytes(b"")
-        self.say("info", f"the daemons' own logs are in {self.children[0].log.parent}")
+        self.say("info", f"logs are in {self.children[0].log.parent}")
         try:
             while True:
                 status = self.status()
@@ -221,11 +226,11 @@ class Foreground:
 
     def is_done(self, status: Daemons, now: float) -> bool:
         """Returns whether the run is finished, and files under way are complete or had DATA_GRACE_S."""
-        supervisor, loop = status[TRAIN_SUPERVISOR], status.get(STAGE_SHARD)
+        supervisor, loop = status[TRAIN_SUPERVISOR], status[STAGE_SHARD]
         if not (is_current(supervisor) and supervisor["body"].get("at_rest")):
             return False
         self.done_at = self.done_at or now
-        return loop is None or bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
+        return bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
 
     def is_halted(self, status: Daemons) -> bool:
         """Returns whether the supervisor waits for an operator, with no trainer left."""
@@ -262,8 +267,6 @@ class Foreground:
 def run(context: click.Context, pipeline: Pipeline, until_done: bool, headless: bool, quiet: bool) -> None:
     """Run the three daemons of FILE's pipeline as children, and show their work.
 
-    A pipeline without a dataset needs the train supervisor alone.
-
     A terminal shows sentences and a live line per daemon; a file or a pipe gets key=value lines. Ctrl-C stops
     all cleanly and waits for the trainer's checkpoint; a second Ctrl-C does not wait. Exit code 75: this
     pipeline is running already. 78: its configuration is wrong.
@@ -296,15 +299,11 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
         yield "no checkpoint yet"
         return
     place = pipeline.layout.run(pipeline.train.run).checkpoints / checkpoint["name"]
-    of = f" of {body['steps']:,}" if body["steps"] is not None else ""
-    yield f"step        {body['step']:,}{of}"
+    yield f"step        {body['step']:,} of {body['steps']:,}"
     if text := losses(body):
         yield f"loss        {text}"
-    if body["tokens"]:
-        yield f"tokens      {body['tokens']:,} trained on"
+    yield f"tokens      {body['tokens'] or 0:,} trained on"
     yield f"checkpoint  step {checkpoint['step']:,}: {place}"
-    if pipeline.train.foreign is not None:
-        return
     # By its name if the shell finds this program by its name, else by its path.
     found = shutil.which("stoker")
     program = "stoker" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]

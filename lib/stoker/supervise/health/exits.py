@@ -21,6 +21,11 @@ class GuardedEnd:
     peak_bytes: int = 0  # resident, of the largest process that the guard has reaped
     left: int = 0  # processes that outlived the trainer, before its guard ended them
 
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code as a shell has it; None when the guard was lost."""
+        return self.code if self.signum is None else 128 + self.signum
+
 
 class ExitClass(StrEnum):
     """The class of a launch's end, which decides about the next launch and labels the restart metric."""
@@ -61,7 +66,6 @@ _CARD = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")
 _OWN_MISTAKES = ("device-side assert", "illegal memory access", "misaligned address", "invalid ")
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 TOLD_LINES = 20  # of the output, for a trainer that does not say why it ends
-LAUNCHER, NOT_STARTED = "stoker.kit.exec: ", (126, 127)  # what it says, and its exit codes
 FULL_BYTES = 16 << 20  # a disk with less room has no place for a checkpoint
 
 
@@ -107,7 +111,7 @@ def classify(
             f"before its first step, and {end.left} of its processes went on: it must stay in the foreground"
         )
         return Exit(ExitClass.CRASHED, f"{how}, {text}")
-    words = f": {last_words}" if last_words else _not_started(end, seen)
+    words = f": {last_words}" if last_words else ""
     kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
     doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
@@ -117,14 +121,6 @@ def classify(
 def _has_done_nothing(seen: Evidence) -> bool:
     """Whether no step is known of a launch, and no checkpoint."""
     return seen.phase == "load" and (seen.sealed_step or 0) <= seen.step
-
-
-def _not_started(end: GuardedEnd, seen: Evidence) -> str:
-    """Returns why a command could not be started, as the exec launcher has told it; "" where it could."""
-    told = [line.partition(LAUNCHER)[2] for line in seen.lines if line.startswith(LAUNCHER)]
-    if end.code not in NOT_STARTED or not told:
-        return ""
-    return f": {told[-1]}; train.command names the program, train.external.directory where it runs"
 
 
 def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str]:

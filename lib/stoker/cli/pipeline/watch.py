@@ -1,0 +1,224 @@
+"""`stoker watch`: a command of the user's own under the train supervisor, without a file, daemon or root."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from stoker.cli.pipeline.events import Daemons, Output
+from stoker.cli.pipeline.run import Child, Foreground
+from stoker.config.load import load_pipeline
+from stoker.config.schema import Pipeline
+from stoker.kit.exec import child_environment, launch_command
+from stoker.kit.lock import Lock, take_up_state
+from stoker.kit.terminal import Footer, harmless, sentence
+from stoker.store.errors import StokerError, UsageError
+from stoker.store.files import write_atomic
+from stoker.store.layout import TRAIN_SUPERVISOR, StateLayout
+from stoker.store.record import RecordDamaged, read_record
+from stoker.store.requests import file_request
+
+STDERR = 2
+NOTIFY_S = 60.0
+SHOWN = frozenset({"trainer_launched", "checkpoint_proven", "run_resumed", "run_finished"})
+_NO_NAME = re.compile(r"[^a-z0-9_]+")
+
+
+@click.command(
+    epilog="Example: stoker watch --checkpoints 'out/checkpoint-*' --resume '--resume {path}' -- "
+    "python train.py"
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+@click.option("--checkpoints", metavar="GLOB", help="The files or directories that are its checkpoints.")
+@click.option("--resume", metavar="ARGS", help="Added at a restart, with {path} or {step} filled in.")
+@click.option("--step", metavar="REGEX", help="What finds the step in a line of its output.  [default: auto]")
+@click.option("--init-from", metavar="PATH", help="A checkpoint that is there already, to begin from.")
+@click.option("--notify", metavar="ARGS", help="Run this once when it needs a hand; {message} is why.")
+@click.option("--name", metavar="NAME", help="Name of the run.  [default: from the command and directory]")
+@click.option("--state", metavar="DIR", help="Where its records are.  [default: ~/.local/state/stoker/NAME]")
+@click.option("--save", metavar="FILE", help="Write the pipeline file of all this, and end.")
+@click.pass_context
+def watch(context: click.Context, /, command: tuple[str, ...], **given: str | None) -> None:
+    """Keep COMMAND running: start it again after a crash or a hang, from its newest whole checkpoint.
+
+    COMMAND runs here, in the foreground; what it prints is passed through. What the supervisor says is on
+    standard error, after `stoker:`. Checkpoints are those that the glob matches, and those that the command
+    tells by the client (`stoker client`): each is copied, proven whole and put back before a restart. Five
+    launches in a row without a new one end it. The same command in the same directory goes on where it ended.
+
+    Ctrl-C asks the command to save and end (SIGTERM); a second one does not wait. The exit code is that of
+    the command, 130 after Ctrl-C.
+    """
+    notify = _words(given["notify"], "--notify")
+    if given["save"] is not None:
+        file = Path(given["save"]).absolute()
+        _save(file, body(command, file.stem, given))
+        return
+    name = given["name"] or name_of(command, str(Path.cwd()))
+    settings = body(command, name, given)
+    home = Path(settings["state"]).parent
+    home.mkdir(parents=True, exist_ok=True)
+    with Lock.acquire(home / "watch.lock", purpose="stoker watch"):
+        file = home / f"{name}.yaml"
+        output = Beside(taken_up(file, settings))
+        output.say("info", f"what is kept of this run is in {home}")
+        code = Watching(load_pipeline(file), output, notify).run()
+    context.exit(code)
+
+
+def name_of(command: Sequence[str], directory: str) -> str:
+    """Returns a pipeline's name for a command in a directory: the same for the same."""
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    stem = _NO_NAME.sub("-", Path(script).stem.lower()).strip("-_")[:24]
+    digest = hashlib.sha256(json.dumps([directory, *command]).encode()).hexdigest()[:8]
+    return f"{stem or 'watch'}-{digest}"
+
+
+def body(command: Sequence[str], name: str, given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Returns the pipeline file's content."""
+    home = Path(given["state"]).absolute() if given["state"] else _states() / name
+    external = {
+        "directory": str(Path.cwd()),
+        "checkpoints": given["checkpoints"],
+        "step": given["step"],
+        "resume": list(_words(given["resume"], "--resume")) or None,
+    }
+    train: dict[str, Any] = {"command": list(command)}
+    if given["init_from"] is not None:
+        train["init_from"] = str(Path(given["init_from"]).absolute())
+    train["external"] = {key: value for key, value in external.items() if value is not None}
+    # Any free port: several commands may be watched at once.
+    return {"name": name, "state": str(home / "state"), "train": train, "metrics": {"ports": {"train": 0}}}
+
+
+def taken_up(file: Path, settings: dict[str, Any]) -> StateLayout:
+    """Writes the pipeline file and takes up its state; a finished run is followed by another one.
+
+    Raises ConfigError for what cannot be started.
+    """
+    layout, number = StateLayout(Path(settings["state"])), 1
+    while (record := _record(layout, run := f"run-{number}")).get("state") == "finished":
+        number += 1
+    settings["train"]["run"] = run
+    write_atomic(file, _yaml(settings))
+    take_up_state(load_pipeline(file))
+    if record.get("halted"):  # whoever starts it again has seen to it
+        file_request(layout, TRAIN_SUPERVISOR, "resume", {})
+    return layout
+
+
+class Beside(Output):
+    """What the supervisor says, beside the command's own output: sentences on standard error."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        super().__init__(layout, headless=True, quiet=True)
+        self.trouble = ""  # why a hand is needed
+        self.exit_code = 0  # of the last launch
+
+    def say(self, level: str, text: str, label: str = "") -> None:
+        if level == "error" and not self.trouble:
+            self.trouble = text
+        footer = Footer(STDERR)
+        data = footer.line(text, level, "stoker: ") if footer.shown else f"stoker: {text}\n".encode()
+        with contextlib.suppress(OSError):  # the terminal is gone
+            os.write(STDERR, data)
+
+    def refresh(self, now: float, status: Daemons) -> None:
+        """Shows restarts, checkpoints and whatever is wrong."""
+        for event in self._events.new():
+            word, level = str(event.get("event")), str(event.get("level", "info"))
+            if word == "trainer_exited":
+                self.exit_code = int(event.get("exit_code") or 0)
+            if level != "info" or word in SHOWN:
+                self.say(level, sentence(event).replace("stoker resume FILE", "the same command again"))
+
+
+class Watching(Foreground):
+    """The supervisor as a child; the command's output passes it by. It shows nothing of itself."""
+
+    output: Beside
+
+    def __init__(self, pipeline: Pipeline, output: Beside, notify: Sequence[str]) -> None:
+        super().__init__(pipeline, output, names=(TRAIN_SUPERVISOR,), once=("--once",), passes_output=True)
+        self.notify = notify
+
+    def run(self) -> int:
+        """Returns the command's exit code, or that of a stop or a refusal, once nothing of it is left."""
+        code = super().run()
+        if self.notify and self.output.trouble and not self.is_asked:
+            _call(self.notify, self.output.trouble)
+        return code
+
+    def ended(self, child: Child, code: int, run_state: str | None) -> None:
+        """Handles the supervisor's end, which is that of all."""
+        if code == StokerError.exit_code and run_state == "halted":
+            code = self.output.exit_code or code
+        elif code:
+            for line in child.last_words() or [f"the supervisor ended with exit code {code}"]:
+                self.say("error", harmless(line))
+        self.stop(code)
+
+    def asked_to_stop(self, signum: int) -> None:
+        """Handles a stop signal as `stoker run` does; the exit code is then a shell's."""
+        super().asked_to_stop(signum)
+        self.stopping = self.stopping or 128 + signum
+
+
+def _call(template: Sequence[str], message: str) -> None:
+    """Runs the operator's command once, with {message} filled in; its failure changes nothing."""
+    words = [word.replace("{message}", message) for word in template]
+    try:
+        subprocess.run(
+            launch_command(words),
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            timeout=NOTIFY_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        click.echo(f"stoker: --notify: {problem}", err=True)
+
+
+def _save(file: Path, settings: Mapping[str, Any]) -> None:
+    if file.exists():
+        raise UsageError(f"--save {file}: it exists; name another, or move it away")
+    write_atomic(file, _yaml(settings))
+    load_pipeline(file)
+    click.echo(f"saved; go on with: stoker run {shlex.quote(str(file))}")
+
+
+def _yaml(settings: Mapping[str, Any]) -> bytes:
+    return yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True).encode()
+
+
+def _record(layout: StateLayout, run: str) -> dict[str, Any]:
+    """Returns the run's record; empty where there is none, or one for the supervisor to set aside."""
+    with contextlib.suppress(FileNotFoundError, RecordDamaged):
+        return read_record(layout.run(run).record)
+    return {}
+
+
+def _states() -> Path:
+    try:
+        base = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
+    except RuntimeError as problem:
+        raise UsageError(f"{problem} for what is kept of a run; name a directory with --state") from problem
+    return base.absolute() / "stoker"
+
+
+def _words(text: str | None, option: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError as problem:
+        raise UsageError(f"{option} {text!r}: {problem}; write words as a shell reads them") from problem

@@ -1,0 +1,137 @@
+"""`stoker watch`: a command of the user's own kept running in the foreground, without a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.store.layout import StateLayout
+from support.waiting import wait_until
+
+STOKER = (str(Path(sys.executable).parent / "stoker"),)
+QUICK = {
+    "STOKER_SUPERVISE__BACKOFF__FIRST": "0.1s",
+    "STOKER_SUPERVISE__BACKOFF__MOST": "0.2s",
+    "STOKER_SUPERVISE__NO_PROGRESS_LAUNCHES": "2",
+}
+# Makes six steps and a checkpoint of each second one; fails after the third, once.
+TRAINER = """
+import json, os, sys
+step = json.load(open(sys.argv[2]))["step"] if sys.argv[1:] else 0
+print("begins at", step, flush=True)
+print("to stderr", file=sys.stderr, flush=True)
+while step < 6:
+    step += 1
+    print(f"iter {step}: loss 2.0000, time 30.5ms", flush=True)
+    if step % 2 == 0:
+        with open("new", "w") as file: json.dump({"step": step}, file)
+        os.replace("new", f"step-{step}.json")
+    if step == 3 and len(sys.argv) == 1: sys.exit(3)
+"""
+
+
+def watch(
+    home: Path, *words: str, command: Sequence[str], **more: object
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*STOKER, "watch", *words, "--", *command],
+        cwd=home,
+        env={**os.environ, **QUICK, "XDG_STATE_HOME": str(home / "states")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_it_starts_again_from_the_newest_checkpoint_and_passes_both_streams_through(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    words = ("--checkpoints", "step-*.json", "--resume", "--resume {path}")
+    ended = watch(tmp_path, *words, command=(sys.executable, "train.py"))
+    assert ended.returncode == 0, ended.stderr
+    begins = [line for line in ended.stdout.splitlines() if line.startswith("begins")]
+    assert begins == ["begins at 0", "begins at 2"]
+    assert "stoker:" not in ended.stdout
+    assert ended.stderr.count("to stderr\n") == 2
+    assert "the trainer ended at step 3: exit code 3" in ended.stderr
+    assert "the run is finished" in ended.stderr
+    (home,) = (tmp_path / "states" / "stoker").iterdir()
+    run = StateLayout(home / "state").run("run-1")
+    assert [path.name for path in sorted(run.checkpoints.iterdir())][-1] == "step-000000006"
+
+
+def test_a_command_that_only_fails_ends_it_with_its_code_and_one_word_to_the_operator(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    words = ("--name", "fails", "--notify", f"sh -c 'echo \"$0\" >> {told}' {{message}}")
+    command = ("sh", "-c", "echo ran >> ran; exit 9")
+    ended = watch(tmp_path, *words, command=command)
+    assert ended.returncode == 9, ended.stderr
+    assert "the same command again" in ended.stderr
+    (line,) = told.read_text().splitlines()
+    assert "2 launches in a row" in line
+    assert (tmp_path / "ran").read_text().split() == ["ran"] * 2
+    assert watch(tmp_path, *words, command=command).returncode == 9
+    assert (tmp_path / "ran").read_text().split() == ["ran"] * 4, "started by hand, it tries again"
+
+
+def test_a_finished_command_runs_once_more_when_it_is_started_once_more(tmp_path: Path) -> None:
+    for count in (1, 2):
+        ended = watch(tmp_path, command=("sh", "-c", "echo ran >> ran"))
+        assert ended.returncode == 0, ended.stderr
+        assert (tmp_path / "ran").read_text().split() == ["ran"] * count
+
+
+def test_ctrl_c_asks_the_command_to_save_and_ends_with_130_and_a_second_watch_is_refused(
+    tmp_path: Path,
+) -> None:
+    script = "trap 'echo saved > saved; exit 0' TERM; echo begun > begun; while :; do sleep 0.1; done"
+    environ = {**os.environ, **QUICK, "XDG_STATE_HOME": str(tmp_path / "states")}
+    command = [*STOKER, "watch", "--name", "stops", "--", "sh", "-c", script]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as watching:
+        wait_until((tmp_path / "begun").exists, what="the begin of the command")
+        second = watch(tmp_path, "--name", "stops", command=("sh", "-c", script))
+        assert second.returncode == 75
+        assert "stoker watch" in second.stderr
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 130
+    assert (tmp_path / "saved").exists()
+
+
+def test_save_writes_the_file_that_stoker_run_takes(tmp_path: Path) -> None:
+    words = ("--checkpoints", "step-*.json", "--resume", "--resume {path}", "--save", "mine.yaml")
+    (tmp_path / "train.py").write_text(TRAINER)
+    saved = watch(tmp_path, *words, command=(sys.executable, "train.py"))
+    assert saved.returncode == 0, saved.stderr
+    body = yaml.safe_load((tmp_path / "mine.yaml").read_text())
+    assert body["train"]["command"] == [sys.executable, "train.py"]
+    assert body["train"]["external"]["resume"] == ["--resume", "{path}"]
+    checked = subprocess.run(
+        [*STOKER, "config", "check", "mine.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert watch(tmp_path, *words, command=("true",)).returncode == 64  # it exists
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--resume", "'--resume {path}"), "No closing quotation"),
+        (("--step", "step (", "--name", "x"), "train.external.step"),
+        (("--resume", "--resume {file}"), "{file} is unknown"),
+        (("--name", "Not A Name"), "name"),
+    ],
+)
+def test_a_wrong_word_is_told_and_nothing_is_started(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    ended = watch(tmp_path, *words, command=("sh", "-c", "echo ran > ran"))
+    assert ended.returncode in (64, 78)
+    assert said in ended.stderr
+    assert not (tmp_path / "ran").exists()
