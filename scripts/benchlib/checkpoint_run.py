@@ -14,9 +14,9 @@ import torch
 from stoker.checkpoints.handover import Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.checkpoints.seal import tensor_files
+from stoker.training.copying import TensorCopier
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model, initialize
-from stoker.training.saving import TensorCopier
 from stoker.training.state import model_tensors, named
 from stoker.training.steps.device import Compute
 from stoker.training.steps.optimizer import AdamW

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import read_record
+from stoker.supervise.audit.audit import audit_run
 from support.foreign import make_foreign
+from support.training import TrainPipeline, make_training
+from support.waiting import wait_until
 
 # Tells in a file how each launch was started; ends as the next word of `ends` says.
 TELLS = """
@@ -20,6 +26,7 @@ with open("launches.jsonl", "a") as told:
 launches = len(open("launches.jsonl").readlines())
 sys.exit(int(sys.argv[1:][launches - 1]))
 """
+STOKER = (sys.executable, "-c", "from stoker.cli.main import main; main()")
 OURS = {"STOKER_NOTIFY_SOCKET", "STOKER_LAUNCH", "STOKER_RUN_DIR", "STOKER_MICRO_BATCH"}
 OURS |= {"STOKER_RESUME_FROM", "STOKER_RESUME_STEP", "PYTHONUNBUFFERED"}
 
@@ -54,3 +61,81 @@ def test_it_runs_beside_its_modules_with_the_environment_of_the_protocol_until_i
     assert "command" not in read_record(run.run.launch)
     assert run.once().returncode == 0
     assert len(told(home)) == 2  # it stays finished
+
+
+# Tells by the socket, as a client does, what each launch has in `launches`; ends as it says there.
+SPEAKS = """
+import json, os, signal, socket, sys, time
+with open("launches.jsonl", "a") as told:
+    told.write(json.dumps(os.environ["STOKER_MICRO_BATCH"]) + "\\n")
+launch = len(open("launches.jsonl").readlines())
+words, printed, code = json.load(open("launches.json"))[launch - 1]
+words = "\\n".join([f"LAUNCH={os.environ['STOKER_LAUNCH']}", "PHASE=train", *words])
+socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(words.encode(), os.environ["STOKER_NOTIFY_SOCKET"])
+print(printed, flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if code is None:
+    open("waits", "w").close()
+    time.sleep(1e6)
+sys.exit(code)
+"""
+
+
+def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go_on(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    run = make_foreign(home, SPEAKS, train__steps=10)
+    launches = [
+        (["STEP=2", "MICRO_BATCH=8"], "torch.OutOfMemoryError: CUDA out of memory. Tried", 1),
+        (["STEP=5", "MICRO_BATCH=4"], "", 0),
+        (["STEP=10"], "", 0),
+        (["STEP=10"], "", None),
+        (["STEP=10"], "", 0),
+    ]
+    (home / "launches.json").write_text(json.dumps(launches))
+    assert run.once().returncode == 0
+    assert [one["exit_class"] for one in run.events("trainer_exited")] == [
+        "gpu_memory",
+        "finished_short",
+        "finished",
+    ]
+    assert [json.loads(line) for line in (home / "launches.jsonl").read_text().splitlines()] == ["", "4", "4"]
+
+    run.data.file.write_text(run.data.file.read_text() + "quarantine: {keep_files: 7}\n")
+    supervisor = run.start()  # a changed file begins it again, and a stop does not finish it
+    wait_until((home / "waits").exists, what="the fourth launch")
+    assert supervisor.stop() == 0
+    assert [one["exit_class"] for one in run.events("trainer_exited")][3:] == ["stopped_as_asked"]
+    assert (run.record()["state"], run.record()["fruitless"]) == ("running", 0)
+    assert run.once().returncode == 0
+    assert [one["exit_class"] for one in run.events("trainer_exited")][4:] == ["finished"]
+
+
+def test_what_has_no_work_is_not_started_and_ends_at_once(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    run = make_foreign(home, "print('done')")
+    for daemon in (DOWNLOAD_WATCHDOG, STAGE_SHARD):
+        ended = run.data.once(daemon)
+        assert ended.returncode == 0 and "the pipeline has no dataset" in ended.stderr
+    stoker = subprocess.run(
+        [*STOKER, "run", str(run.data.file), "--until-done"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert stoker.returncode == 0, stoker.stderr
+    assert stoker.stdout.endswith("ended by itself, without an error\nno checkpoint yet\n")
+    assert [len(run.data.events(daemon, "daemon_started")) for daemon in DAEMONS] == [1, 1, 1]
+
+
+def test_with_the_whole_protocol_the_built_in_trainer_itself_may_be_the_command(
+    shard_sets: Path, finished: TrainPipeline, tmp_path: Path
+) -> None:
+    own = {"command": [sys.executable, "-m", "stoker.training.trainer"], "external": {"protocol": "full"}}
+    run = make_training(
+        shard_sets, tmp_path / "home", **{f"train__{key}": value for key, value in own.items()}
+    )
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert run.checkpoints() == finished.checkpoints()
+    assert run.rows() == finished.rows()
+    assert audit_run(run.data.pipeline).findings == ()

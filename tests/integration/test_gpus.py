@@ -266,6 +266,7 @@ def test_the_supervisor_serves_the_cards_and_goes_on_while_the_driver_hangs(
             ("stoker_gpu_temperature_celsius", "0"): 71,
             ("stoker_gpu_power_watts", "0"): 412.5,
             ("stoker_gpu_energy_joules_total", "0"): 9000,
+            ("stoker_gpu_sm_clock_hertz", "0"): 1.755e9,
             ("stoker_gpu_clock_event", "0", "sw_power_cap"): 1,
             ("stoker_gpu_clock_event", "0", "sw_thermal_slowdown"): 1,
             ("stoker_gpu_clock_event", "0", "idle"): 0,

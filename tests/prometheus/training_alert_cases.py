@@ -191,6 +191,14 @@ CASES = (
         by=OWN,
     ),
     Case(
+        "StokerTrainingSlow",
+        2,
+        "p trains slower than it usually does: 600 tokens/s.",
+        {"train:stoker_train_tokens_per_second": "600x20", "train:stoker_train_slow": "1x20"},
+        ({"train:stoker_train_slow": "0x20"},),
+        by=OWN,
+    ),
+    Case(
         "StokerLossSpike",
         12,
         "The loss of p has jumped, to 3.",

@@ -62,6 +62,12 @@ NUMBER(nvmlDeviceGetPowerUsage, unsigned, "power")
 NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, "energy")
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "clocks")
 
+int nvmlDeviceGetClockInfo(card_t *card, int kind, unsigned *megahertz) { /* kind 1: the multiprocessors' */
+    NAMED(card, "sm_clock")
+    *megahertz = kind == 1 ? atoi(rest) : 0;
+    return OK;
+}
+
 int nvmlInitWithFlags(unsigned flags) { return fails(__func__, -1); }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { return "scripted"; }

@@ -21,6 +21,7 @@ CARD = {
     "temperature": 71,
     "power": 412_500,
     "energy": 9_000_000,
+    "sm_clock": 1755,
     "clocks": 0x4 | 0x20,
     "ecc": "5 1",
     "remap": 1,

@@ -149,6 +149,18 @@ class TestPressure:
         assert (found.cpus, found.cpu_some, found.io_some, found.memory_some) == (2, 0.5, 0.1, None)
         assert found.idle_cpus == pytest.approx(0.9 + 0.25)
 
+    def test_time_that_a_hypervisor_gave_to_others_is_a_share_of_ours(self, tmp_path: Path) -> None:
+        def ticks(user: int, steal: int) -> None:
+            (tmp_path / "stat").write_text(
+                f"cpu0 {user} 0 0 0 0 0 0 {steal} 0 0\ncpu1 0 0 0 0 0 0 0 9999 0 0\n"
+            )
+
+        ticks(0, 500)
+        gauge = PressureGauge(tmp_path, self.clock(), cpus=(0,))
+        ticks(750, 750)
+        found = gauge.look()
+        assert found is not None and found.steal == 0.25
+
     def test_a_quota_of_a_cgroup_bounds_what_is_ours(self, tmp_path: Path) -> None:
         group = tmp_path / "groups" / "ours"
         group.mkdir(parents=True)

@@ -138,6 +138,16 @@ def test_without_a_sampler_only_counters_are_known() -> None:
     assert (shown["energy_joules_total"], shown["present"]) == ({"0": 10.0}, {"0": True})
 
 
+def test_the_clocks_of_the_cards_that_tell_them_and_what_lowers_them() -> None:
+    cards = Cards()
+    cards.sampled([card(0, sm_clock_hertz=1.2e9, clock_event=0x4 | 0x40), card(1, **FIGURES)], ())
+    assert cards.clocks() == {
+        "0": {"sm_clock_hertz": 1.2e9, "reasons": ["sw_power_cap", "hw_thermal_slowdown"]}
+    }
+    cards.silenced()
+    assert cards.clocks() == {}
+
+
 def test_a_counter_that_cannot_be_read_now_keeps_its_value_and_a_gauge_does_not() -> None:
     cards = Cards()
     cards.sampled([card(0, **FIGURES)], ())

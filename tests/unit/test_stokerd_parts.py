@@ -147,6 +147,7 @@ def test_books_that_cannot_be_kept_wait_for_their_time(tmp_path: Path) -> None:
 
     run: Any = SimpleNamespace(state=SimpleNamespace(phase=Phase.TRAINING), change=changed.update)
     run.planner = SimpleNamespace(pin=full)
+    run.pipeline = SimpleNamespace(train=SimpleNamespace(foreign=None))
     with pytest.raises(StorageError):
         Effects._keep_books(cast(Any, SimpleNamespace(run=run)), KeepBooks())
     assert changed["keep_at"] > began + KEEP_S / 2

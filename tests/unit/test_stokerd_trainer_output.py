@@ -15,6 +15,7 @@ from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Trainer
 from stokerd.supervision import trainer_output
+from stokerd.supervision.trainer import TrainerControl
 from stokerd.supervision.trainer_output import LOOK_S, UNREAD_S, TrainerOutput
 from support.foreign import make_foreign
 
@@ -88,6 +89,11 @@ def test_a_trainer_that_tells_its_steps_is_not_read_and_its_rows_are_those_it_te
     assert run.after(9.0, "iter 91: loss 9.9\n", "PHASE=train\nSTEP=7\nLOSS=4.0") == 7
     assert run.losses() == [(5, 4.5), (6, 4.25), (7, 4.0)]
     assert run.trainer.read_as == "nanoGPT" and not run.trainer.is_read
+
+
+def test_its_wait_for_data_is_not_believed_because_nobody_knows_its_plan(tmp_path: Path) -> None:
+    trainer = Trainer(LAUNCH, ProcessId(1, 1), TrainerView("a", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
+    assert not TrainerControl(cast(Any, SimpleNamespace(context=None)))._lacks_data(trainer)
 
 
 def test_a_bar_that_gets_on_is_progress_and_one_that_stands_is_none(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.kit.process import ProcessId
 from stoker.observe.gpus import Cards
 from stoker.plan.timelines import read_timelines
 from stoker.store.errors import StorageError
-from stoker.supervise.state import Phase
+from stoker.supervise.health.liveness import Stillness
+from stoker.supervise.health.trainer_protocol import TrainerView
+from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.state import Phase, Trainer
 from stokerd.supervision.watches import Watches
 from support.run_ground import Ground
 
@@ -27,6 +33,7 @@ class Watched(Ground):
         self.run.context.events.record = lambda word, *_, **more: self.told.append((word, more))  # type: ignore[method-assign]
         self.run.change(phase=Phase.TRAINING)
         self.watches = Watches(self.run)
+        self.step = 0
 
     def log(self, first: int, last: int, loss: float, timeline: int = 0) -> None:
         self.files.metrics.parent.mkdir(parents=True, exist_ok=True)
@@ -35,6 +42,23 @@ class Watched(Ground):
                 noise = 0.01 * (-1) ** step
                 row = {"step": step, "loss": loss + noise, "timeline": timeline, "position": [0, 4 * step]}
                 log.write(json.dumps(row) + "\n")
+
+    def trains(self, launch: str = "l1", **view: Any) -> None:
+        """A trainer that runs, and says this of itself."""
+        now = 0.0
+        started = Launch(launch, 0, None, 0, Path("/nowhere"))
+        said = replace(TrainerView(launch, now, now), **{"phase": "train", **view})
+        trainer = Trainer(started, ProcessId(1, 1), said, Stillness(now, now), now)
+        self.run.change(phase=Phase.TRAINING, trainer=trainer)
+
+    def log_speed(self, steps: int, tokens_per_s: float, **more: Any) -> None:
+        """Steps of ten seconds at the usual speed of 1,000."""
+        with self.files.metrics.open("a") as log:
+            for step in range(self.step + 1, self.step + steps + 1):
+                row = {"step": step, "loss": USUAL, "timeline": 0, "tokens": 10_000 * step}
+                row |= {"tokens_per_s": tokens_per_s, "micro_batch": 8, "data_wait_s": 1.0, **more}
+                log.write(json.dumps(row) + "\n")
+        self.step += steps
 
     def look(self) -> list[str]:
         self.told.clear()
@@ -127,3 +151,73 @@ def test_a_spike_beyond_the_limit_is_left_alone_and_that_is_told_once(tmp_path: 
     run.log(101, 105, HIGH)
     assert run.look() == ["loss_spike", "spike_left_alone"] and run.look() == []
     assert run.record.fork is None and Watched(tmp_path, **limits).look() == []
+
+
+def test_a_slow_trainer_is_told_once_with_evidence_and_so_is_its_end(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    run.trains()
+    assert run.look() == []  # the log is known
+    run.log_speed(300, 1000.0)
+    assert run.look() == []
+    run.log_speed(30, 600.0)
+    assert run.look() == [], "not for ten minutes yet"
+    run.log_speed(19, 600.0)
+    assert run.look() == ["training_slow"]
+    told = run.told[0][1]
+    assert run.look() == []
+    assert (told["tokens_per_s"], told["micro_batch"], told["data_wait_share"]) == (600, 8, 0.06)
+    assert told["usual"] == pytest.approx(1000, rel=0.01) and told["gpus"] == {}
+    assert 0 <= told["steal"] <= 1 and "idle_cpus" in told
+    after = Watched(tmp_path)
+    after.step = run.step
+    after.trains()
+    assert after.look() == [], "the next supervisor knows that it was told"
+    after.log_speed(70, 1000.0)
+    assert after.look() == ["speed_recovered"] and after.record.watched == {}
+
+
+@pytest.mark.parametrize("view", [{"waits": True}, {"phase": "eval"}, {"phase": "checkpoint"}])
+def test_time_that_is_no_steps_makes_no_trainer_slow(tmp_path: Path, view: dict[str, Any]) -> None:
+    run = Watched(tmp_path)
+    run.trains()
+    run.look()
+    run.log_speed(300, 1000.0)
+    run.look()
+    for _ in range(5):
+        run.trains(**view)
+        run.look()
+        run.trains()
+        run.log_speed(1, 5.0)  # 2,000 seconds
+        run.look()
+        run.log_speed(1, 1000.0)
+        assert run.look() == []
+
+
+def test_steps_over_which_the_machine_slept_make_no_trainer_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Watched(tmp_path)
+    run.trains()
+    run.look()
+    run.log_speed(300, 1000.0)
+    run.look()
+    clock = time.monotonic
+    for slept in range(1, 6):
+        monkeypatch.setattr(time, "monotonic", lambda slept=slept: clock() + 3600.0 * slept)
+        run.watches.look(Cards())
+        run.log_speed(1, 2.0)
+        assert run.look() == []
+
+
+def test_another_launch_is_judged_by_its_own_ten_minutes(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    run.trains()
+    run.look()
+    run.log_speed(300, 1000.0)
+    run.log_speed(25, 600.0)
+    assert run.look() == []
+    run.trains("l2")
+    run.log_speed(25, 600.0)
+    assert run.look() == []
+    run.log_speed(25, 600.0)
+    assert run.look() == ["training_slow"]

@@ -23,10 +23,10 @@ def judged(
     signum: int | None,
     seen: Evidence = LOST,
     words: str | None = None,
-    *,
-    is_asked: bool = False,
+    **how: bool,
 ) -> Exit:
-    return classify(GuardedEnd(code, signum), seen, is_asked=is_asked, is_hung=False, last_words=words)
+    asked = how.pop("is_asked", False)
+    return classify(GuardedEnd(code, signum), seen, is_asked=asked, is_hung=False, last_words=words, **how)
 
 
 @pytest.mark.parametrize(
@@ -154,3 +154,32 @@ def test_evidence_tells_what_says_something() -> None:
 def test_room_on_a_disk_that_cannot_be_asked_is_not_known(tmp_path: Path) -> None:
     assert (free_bytes(tmp_path) or 0) > 0
     assert free_bytes(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "seen", "is_asked", "kind"),
+    [
+        (None, 15, LOST, True, "stopped_as_asked"),
+        (143, None, LOST, True, "stopped_as_asked"),
+        (1, None, LOST, True, "stopped_as_asked"),  # torchrun's, whatever its workers did
+        (None, 9, LOST, True, "killed"),  # after its stop time
+        (None, 9, KEPT, True, "stopped_as_asked"),
+        (None, 15, LOST, False, "killed"),
+        (1, None, LOST, False, "crashed"),
+        (2, None, LOST, False, "crashed"),  # argparse
+        (78, None, LOST, False, "wrong_config"),
+    ],
+)
+def test_a_trainer_of_the_users_own_may_die_of_the_stop_that_it_was_asked_for(
+    code: int | None, signum: int | None, seen: Evidence, is_asked: bool, kind: str
+) -> None:
+    end = judged(code, signum, seen, is_asked=is_asked, is_foreign=True)
+    assert end.kind == kind
+    assert end.is_blameless is (kind == "stopped_as_asked")
+
+
+def test_a_command_that_cannot_be_started_is_named_with_the_keys_to_change() -> None:
+    said = replace(LOST, lines=("a line", "stoker.kit.exec: cannot start nosuch: No such file or directory"))
+    why = "cannot start nosuch: No such file or directory; train.command names the program"
+    assert judged(127, None, said).detail.startswith(f"exit code 127: {why}")
+    assert judged(1, None, said).detail == "exit code 1"

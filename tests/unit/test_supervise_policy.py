@@ -158,3 +158,13 @@ def test_a_spike_takes_the_run_to_the_newest_checkpoint_before_it_within_the_lim
 def test_every_remedy_is_one_line_and_ends_with_the_command(kind: ExitClass | None) -> None:
     told = remedy(kind)
     assert told.endswith("then: stoker resume FILE") and "\n" not in told and len(told) < 110
+
+
+def test_a_trainer_without_a_plan_makes_a_bad_step_again_and_skips_nothing() -> None:
+    assert respond(case("non_finite", has_plan=False), POLICY) == Response(MADE_AGAIN)
+    assert respond(case("non_finite", tried=MADE_AGAIN, has_plan=False), POLICY) == Response(MADE_AGAIN)
+
+
+def test_a_trainer_that_tells_no_steps_never_fails_to_load() -> None:
+    assert respond(case("crashed", LOADS, ONCE), POLICY).suspect == NAME
+    assert respond(case("crashed", LOADS, ONCE, tells_steps=False), POLICY) == Response()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stoker.training.model.attention import Attention, DocumentMask, Documents, attend, rotary_tables
+from stoker.training.model.attention import Attention, DocumentMask, Documents, Sight, attend, rotary_tables
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
 from support.models import SHAPE, make_model
@@ -70,14 +70,14 @@ def test_normed_heads_do_not_hang_on_the_size_of_queries_and_keys() -> None:
     shape = replace(MASKED, qk_norm=True)
     attention = Attention(shape)
     x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(4))
-    tables = rotary_tables(8, 8, 10000.0)
-    before = attention(x, *tables)
-    q, k, _ = attention.project(x, *tables)
+    sight = Sight(*rotary_tables(8, 8, 10000.0))
+    before = attention(x, sight)
+    q, k, _ = attention.project(x, sight)
     assert torch.allclose(q.square().mean(-1), torch.ones(2, 4, 8), atol=1e-2)
     assert torch.allclose(k.square().mean(-1), torch.ones(2, 2, 8), atol=1e-2)
     with torch.no_grad():
         attention.qkv.weight[: (4 + 2) * 8] *= 100.0
-    assert torch.allclose(attention(x, *tables), before, atol=1e-3)
+    assert torch.allclose(attention(x, sight), before, atol=1e-3)
     names = dict(Model(shape).named_parameters())
     assert names["blocks.1.attention.q_norm.weight"].shape == (8,)
     assert names["blocks.1.attention.k_norm.weight"].shape == (8,)

@@ -20,10 +20,10 @@ from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError, StorageError, UsageError
 from stoker.store.files import canonical_json
 from stoker.training import model_export
+from stoker.training.copying import flat_bytes
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
 from stoker.training.sampling import Sampling, TextModel
-from stoker.training.saving import flat_bytes
 from stoker.training.state import model_tensors, named
 from support.checkpoint_data import body_of
 from support.tokenizers import tokenizer_like

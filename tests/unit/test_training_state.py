@@ -19,6 +19,7 @@ from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, StorageError, UsageError
 from stoker.store.record import write_record
 from stoker.training import state
+from stoker.training.copying import TensorCopier
 from stoker.training.launch import Launch, read_launch
 from stoker.training.load import load
 from stoker.training.loop import Training
@@ -27,7 +28,7 @@ from stoker.training.model.transformer import Model
 from stoker.training.numerics import resolve
 from stoker.training.protocol import Protocol, Stop
 from stoker.training.sampling import Sampling, TextModel
-from stoker.training.saving import TensorCopier, contents, log_up_to
+from stoker.training.saving import contents, log_up_to
 from stoker.training.state import Progress
 from stoker.training.steps import device
 from stoker.training.steps.optimizer import AdamW

@@ -36,13 +36,21 @@ def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
     changed = list(changes(task["config"], pipeline.model_dump(mode="json")))
     text = "a reload cannot change it; put the old value back, or stop the daemon and start it again"
     is_trainers = task["daemon"] == TRAIN_SUPERVISOR
-    fixed = FIXED + FIXED_IN_RUN if is_trainers else FIXED
+    fixed: tuple[str, ...] = FIXED + FIXED_IN_RUN if is_trainers else FIXED
+    if is_trainers and _is_foreign(task["config"]) != (pipeline.train.foreign is not None):
+        changed.append("train.command")
+        fixed += ("train.command",)
     kept = [key for key in changed if any(f"{key}.".startswith(f"{one}.") for one in fixed)]
     refuse(pipeline, [Fault(tuple(key.split(".")), text) for key in kept])
     require_own_state(pipeline)
     if is_trainers:
         _require_readable(task["work"]["run"]["state"])
     return {"version": version("stoker"), "handover": VERSION, "changed": changed}
+
+
+def _is_foreign(config: Mapping[str, Any]) -> bool:
+    train = config["train"]
+    return bool(train.get("command")) and (train.get("external") or {}).get("protocol") != "full"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:

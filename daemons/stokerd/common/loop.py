@@ -23,6 +23,8 @@ TRY_EVERY_S = 1.0
 SHORTAGE_S = 5.0
 _PROBE = b"x" * 8192  # more than a record needs: a single free block must not end the wait
 
+NO_DATA = "nothing to do: the pipeline has no dataset, its trainer brings its own data"
+
 Handler = Callable[[Request], Mapping[str, Any] | None]  # returns the outcome; None: it is answered later
 
 

@@ -20,7 +20,7 @@ from stoker.observe.processes import FETCHER, process_figures
 from stoker.observe.progress import ProgressTeller, download_parts
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request
-from stokerd.common.loop import RequestBox, repeat
+from stokerd.common.loop import NO_DATA, RequestBox, repeat
 from stokerd.common.observer import Observer
 from stokerd.download.fetcher import FETCH, most_rss_bytes
 from stokerd.download.folder import FolderSource
@@ -57,6 +57,9 @@ FIGURES = (
 
 def run(context: DaemonContext) -> int:
     """Watches the source until asked to stop; with --once until every file has its receipt."""
+    if not context.pipeline.has_data:
+        context.ready(NO_DATA)
+        return 0
     return DownloadWatch(context).run()
 
 

@@ -18,7 +18,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.parent import WorkerExit, WorkerNotStarted
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import StorageError, UnavailableError
-from stokerd.common.loop import repeat
+from stokerd.common.loop import NO_DATA, repeat
 from stokerd.sharding.activities import build, disks, quarantine, tokenizer
 from stokerd.sharding.activities.base import Work
 from stokerd.sharding.effects import Effects
@@ -33,6 +33,9 @@ OWNER_WAIT_S = 10.0  # for hot and warm, before anything is shown
 
 def run(context: DaemonContext) -> int:
     """Makes shard sets until asked to stop, with --once until receipts are used; returns the exit code."""
+    if not context.pipeline.has_data:
+        context.ready(NO_DATA)
+        return 0
     return StageShard(context, State(context)).run()
 
 

@@ -298,7 +298,7 @@ class RunStore:
 
     def resume(self, *, paused: Mapping[str, Any] | None = None) -> None:
         """Allows launches again, unless the run stays paused; none of those before counts as fruitless."""
-        self.change(**_held(None, paused), fruitless=0, tried=None)
+        self.change(**_held(None, paused), finished=None, fruitless=0, tried=None)
 
     @property
     def ended_by_trainer(self) -> str | None:
@@ -307,6 +307,12 @@ class RunStore:
         if record is None or record.finished != run_record.BY_TRAINER or record.finished_with != self._file:
             return None
         return record.finished
+
+    @property
+    def is_begun_again(self) -> bool:
+        """Whether another file than that of now was the one by which the trainer finished the run."""
+        record = self.record
+        return record is not None and record.finished == run_record.BY_TRAINER and not self.ended_by_trainer
 
     def by_trainer(self) -> dict[str, Any]:
         """Returns the fields of a run that its trainer finished; with another file it begins again."""

@@ -47,6 +47,7 @@ GPU_FIGURES = (
     Figure("gpu_temperature_celsius", "Temperature of the chip.", "gpus.temperature_celsius.*", _by()),
     Figure("gpu_power_watts", "Power the card draws.", "gpus.power_watts.*", _by()),
     Figure("gpu_energy_joules_total", "Energy it has used.", "gpus.energy_joules_total.*", _by()),
+    Figure("gpu_sm_clock_hertz", "Clock of its multiprocessors.", "gpus.sm_clock_hertz.*", _by()),
     Figure("gpu_clock_event", "1 for what lowers the clocks.", "gpus.clock_event.*.*", _by("reason")),
     Figure("gpu_ecc_errors_total", "Memory errors in its life.", "gpus.ecc_errors_total.*.*", _by("kind")),
     Figure("gpu_remap_pending", "1 where a reset must remap rows.", "gpus.remap_pending.*", _by()),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from stoker.checkpoints.retention import reading
 from stoker.kit.exec import child_environment
+from stoker.kit.guard import guard_command
 from stoker.kit.process import readable, signal_name
 from stoker.store.errors import StorageError
 from stoker.store.record import read_or_set_aside, utc_now, write_record
@@ -82,9 +82,8 @@ class CheckpointHook:
         with contextlib.ExitStack() as held, open(os.devnull, "wb") as null:  # noqa: PTH123 - a device
             held.enter_context(reading(checkpoint.path))
             nowhere = null.fileno()  # for its reports; retention keeps off by `held`, not by the guard's lock
-            of_guard = map(str, (os.getpid(), nowhere, nowhere, GRACE_S, ""))
             guard = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stoker.kit.guard", *of_guard, "--", *self.command],
+                guard_command(self.command, lock_fd=nowhere, report_fd=nowhere, stop_time_s=GRACE_S),
                 env=child_environment({**words, "STOKER_RUN": self.run.pipeline.train.run}),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the daemon's log

@@ -185,6 +185,8 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         case Phase.WAITING:
             outside = effects.external.due()
             return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, outside=outside)
+        case Phase.FINISHED if record is not None and record.state != "finished":
+            return replace(seen, goes_on=True)
         case Phase.FINISHED if not run.state.is_at_rest:
             return replace(seen, is_settled=_is_settled(run, seen) and not effects.hook.is_busy)
         case _:

@@ -36,7 +36,8 @@ def newest_usable(run: Run, copies: Iterable[Mirrored]) -> Mirrored | None:
 
 def halt(run: Run, reason: str, kind: str = "", **changes: Any) -> None:
     """Halts the run, in one write with other changes of its record."""
-    about = remedy(ExitClass(kind) if kind else None)
+    is_foreign = run.pipeline.train.foreign is not None
+    about = remedy(ExitClass(kind) if kind else None, is_foreign=is_foreign)
     run.store.change(**changes, **run.store.halted(reason, kind, about))
     words = {"class": kind, "remedy": about, "step": run.at.step}
     run.events.record("run_halted", "error", message=reason, **words)

@@ -24,6 +24,7 @@ from stoker.store.requests import Request
 from stoker.supervise import rollback
 from stoker.supervise.decide import AskedRollback
 from stoker.supervise.rollback import Ask, Moved, RollbackRefused, Standing
+from stoker.supervise.run.record import BY_TRAINER
 from stokerd.common.loop import RequestBox
 from stokerd.supervision.run import Run
 
@@ -255,7 +256,8 @@ class Requests:
 
     def _resume(self, request: Request) -> Mapping[str, Any]:
         record = self.run.store.record
-        if record is None or not record.held:
+        is_over = record is not None and record.finished != BY_TRAINER
+        if record is None or (is_over and not record.held):
             return {"resumed": False}
         self._go_on(f"asked for by {request.by}")
         return {"resumed": True}
@@ -263,7 +265,7 @@ class Requests:
     def _go_on(self, why: str, paused: Mapping[str, Any] | None = None) -> None:
         """Allows launches again."""
         run = self.run
-        was = run.store.begun.held
+        was = run.store.begun.held or run.store.begun.state
         run.store.resume(paused=paused)
         run.change(failures=0, retry_at=0.0)
         self.events.record("run_resumed", message=why, was=was)

@@ -13,6 +13,7 @@ from stoker.config.schema import Pipeline
 from stoker.kit.context import DaemonContext
 from stoker.kit.events import Events
 from stoker.kit.metrics import SAVE_BUCKETS, STEP_BUCKETS, Metrics
+from stoker.store.errors import UsageError
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
@@ -141,6 +142,8 @@ class Run:
 def load_run(context: DaemonContext) -> Run:
     """Returns the run that is on disk; for a new run creates its directories and an empty plan."""
     pipeline = context.pipeline
+    if context.until is not None and pipeline.train.foreign is not None:
+        raise UsageError("a trainer of your own is not told where to stop: leave --until out")
     layout = pipeline.layout.run(pipeline.train.run)
     layout.create()
     for log in (layout.plan, layout.timelines):
@@ -150,6 +153,8 @@ def load_run(context: DaemonContext) -> Run:
     for directory in (layout.checkpoints, pipeline.layout.sources, pipeline.layout.datasets, requests):
         context.waiter.watch(directory)
     store = RunStore(pipeline)
+    if store.is_begun_again:
+        context.events.record("run_resumed", message="the pipeline file has changed", was="finished")
     run_id = store.record.identity.run_id if store.record else None
     planner = Planner(pipeline.layout, pipeline.dataset.name, layout.plan, run_id)
     accounts = Accounts(context, store, planner)

@@ -59,6 +59,7 @@ FIGURES = (
         "train_tokens_total", "Tokens trained on since the start, repeated too.", "figures.trained_tokens"
     ),
     Figure("train_tokens_per_second", "Speed; 0 while nothing is trained.", "figures.tokens_per_s"),
+    Figure("train_slow", "1 while it is slower than it usually is.", "figures.slow"),
     Figure("train_mfu_ratio", "Model FLOPs utilization of the card's bf16 peak.", "mfu"),
     Figure("train_data_wait_seconds", "Time the last step waited for its data.", "data_wait_s"),
     Figure("train_save_stall_seconds", "Time the last save kept the trainer.", "save_stall_s"),
@@ -164,6 +165,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
         "halted": shown["halted"] is not None,
+        "slow": "slow" in shown["watched"],
         "loss_watch": {kind: kind in shown["watched"] for kind in KINDS},
         "fruitless": _fruitless(run),
         "proven_step": run.newest.step if run.newest else None,
@@ -174,13 +176,19 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "has_mirror": run.mirror is not None,
         "mirror_up": run.mirror and run.mirror.trouble is None,
         "config": {
-            "every_s": train.checkpoint.every,
+            "every_s": train.checkpoint.every if train.foreign is None else None,  # it alone knows
             "hang_s": limit_s(supervise, shown["phase"] or "train"),
             "stop_s": supervise.stop_time,
             "hold_s": run.pipeline.plan.hold,
             "launches": supervise.no_progress_launches,
         },
     }
+
+
+def _watched(run: Run) -> dict[str, Any]:
+    """Returns what stands of loss and speed; nothing is slow while nothing is trained."""
+    watched = run.store.record.watched if run.store.record is not None else {}
+    return {kind: one for kind, one in watched.items() if kind != "slow" or run.state.live is not None}
 
 
 def _fruitless(run: Run) -> int:
@@ -233,6 +241,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
                 said[name] = newest.body.get(name)
+    has_plan = train.foreign is None
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
     windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
@@ -247,7 +256,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "reason": record.reason if record else None,
         "halted": record.halted if record else None,
         "paused": record.paused if record else None,
-        "watched": record.watched if record else {},
+        "watched": _watched(run),
         "doing": f"{doing}, since {wait.since}" if wait.what else doing,
         "waiting_for": wait.what or None,
         "waiting_since": wait.since or None,
@@ -261,9 +270,9 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "trainer_pid": live.pid if live else None,
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
         "mirror": run.mirror and run.mirror.status(copying),
-        "plan_entries": len(plan.entries),
-        "plan_windows": plan.windows,
-        "plan_windows_ahead": _ahead(plan, said["position"]),
+        "plan_entries": len(plan.entries) if has_plan else None,
+        "plan_windows": plan.windows if has_plan else None,
+        "plan_windows_ahead": _ahead(plan, said["position"]) if has_plan else None,
         "plan_waits_for": None if why in ("", ENOUGH) else why.removeprefix("waiting for "),
     }
 

@@ -34,6 +34,7 @@ from stokerd.supervision.trainer_output import TrainerOutput
 
 EVIDENCE_S = 5.0
 MOST_XIDS = 10
+JUDGED_LINES = 200  # of the output, by which an end is judged
 TOLD_LINES = 20  # of the output, in the event of an end
 FORESEEN = (ExitClass.FINISHED, ExitClass.STOPPED)  # ends that need no evidence
 EXTEND_S = 60.0  # that a save which gets on may take longer than the unit's time for a stop
@@ -220,6 +221,7 @@ class TrainerControl:
             headroom_after_bytes=self._memory.look().headroom_bytes,
             micro_batch=trainer.view.micro_batch or (self._body["numerics"] or {}).get("micro_batch"),
             free_bytes=free_bytes(run.layout.checkpoints),
+            lines=tuple(self._lines(trainer, JUDGED_LINES)),
             # A foreign trainer that tells no step may have made them all.
             last_step=None if is_foreign and trainer.view.step is None else trainer.evidence.last_step,
         )
@@ -328,9 +330,14 @@ class TrainerControl:
 
     def _printed(self, trainer: Trainer) -> dict[str, Any]:
         """Returns where the trainer's output is, and its last lines."""
+        lines = list(trainer.evidence.lines[-TOLD_LINES:])
         path = self.run.layout.output(trainer.launch.launch)
-        lines = output.without_secrets(output.last_lines(path, TOLD_LINES), os.environ)
         return {"output": str(path), "last_lines": lines} if lines else {}
+
+    def _lines(self, trainer: Trainer, count: int) -> list[str]:
+        """Returns the last lines of the trainer's output."""
+        lines = output.last_lines(self.run.layout.output(trainer.launch.launch), count)
+        return output.without_secrets(lines, os.environ)
 
     def close(self) -> None:
         """Closes the handles; asks a trainer that still runs to save and end."""

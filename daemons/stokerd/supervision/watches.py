@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.observe.gpus import Cards
+from stoker.observe.machine import Pressure, PressureGauge
 from stoker.store.errors import DataError, StorageError
+from stoker.store.record import utc_now
 from stoker.supervise.health.loss_watch import Change, Episode, Kind, LossWatch
+from stoker.supervise.health.speed_watch import SpeedWatch
+from stoker.supervise.health.trainer_protocol import COUNTING
 from stoker.supervise.policy import Fork, answer_spike
 from stoker.supervise.run.step_rows import Row, StepRows
 from stoker.supervise.state import Phase
@@ -20,6 +24,9 @@ from stokerd.supervision import policies
 from stokerd.supervision.run import Run
 
 LOOK_S = 1.0
+MEASURE_S = 60.0
+GAP_S = 10.0  # a longer time between two looks: the machine or this process did not run
+PRESSURES = ("cpu_some", "io_some", "memory_some", "steal", "idle_cpus")
 TOLD: Mapping[Kind, tuple[str, str]] = {  # level and message of the event
     "spike": (
         "warning",
@@ -44,7 +51,11 @@ class Watches:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.rows = StepRows(run.layout.metrics)
-        self.loss = LossWatch()
+        self.loss, self.speed = LossWatch(), SpeedWatch()
+        self._gauge, self._measure_at = PressureGauge(), 0.0
+        self._pressure: Pressure | None = None
+        self._launch = ""  # whose steps are the last minutes'
+        self._is_excused = False  # the next rows have time in them that is no step's
         self._is_known = False  # what stands agrees with run.json: each change is told from here on
         self._look_at = 0.0
 
@@ -53,24 +64,61 @@ class Watches:
         now = time.monotonic()
         if now < self._look_at or self.run.store.record is None:
             return
+        self._note_pauses(now)
         self._look_at = now + LOOK_S
         # A log that cannot be read now, or timelines that are damaged: others tell that.
         with contextlib.suppress(StorageError, DataError):
             piece = self.rows.read(self.run.accounts.history())
             if piece.is_anew:
-                self.loss, self._is_known = LossWatch(), False
+                self.loss, self.speed, self._is_known = LossWatch(), SpeedWatch(), False
             changes = [change for row in piece.rows for change in self._take(row)]
+            self._is_excused = self._is_excused and not piece.rows
             try:
                 self._tell(changes, is_last=piece.is_last)
+                self._judge_speed(cards)
             except StorageError:
                 self._is_known = False
                 raise
         self._answer_spike()
 
     def _take(self, row: Row) -> list[Change]:
+        if self._is_excused:
+            self.speed.skip(row)
+        else:
+            self.speed.add(row, is_live=self._is_known and self.run.state.live is not None)
         loss, place = row["loss"], row.get("position")
         is_number = isinstance(loss, int | float)
         return self.loss.add(row["step"], float(loss) if is_number else None, place)
+
+    def _note_pauses(self, now: float) -> None:
+        """Notes what makes a step long and the trainer not slow, and measures the machine meanwhile."""
+        live = self.run.state.live
+        is_gap = self._look_at > 0 and now - self._look_at > GAP_S
+        if is_gap or (live is not None and (live.view.waits or live.view.phase in COUNTING)):
+            self._is_excused = True
+        if live is not None and live.launch.launch != self._launch:
+            self._launch = live.launch.launch
+            self.speed.interrupted()
+        if now >= self._measure_at:
+            self._measure_at = now + MEASURE_S
+            self._pressure = self._gauge.look()
+
+    def _judge_speed(self, cards: Cards) -> None:
+        """Tells when the trainer becomes slow, with what may be the cause, and when it is not any more."""
+        speed, step = self.speed.now(), self.run.state.live and self.run.state.live.step
+        told = "slow" in self.run.store.begun.watched
+        if speed is None or not (speed.is_well if told else speed.is_slow):
+            return
+        words: dict[str, Any] = {"step": step, "usual": round(speed.usual)}
+        words |= {"tokens_per_s": round(speed.tokens_per_s)}
+        self._keep("slow", None if told else words | {"since": utc_now()})
+        if told:
+            self.run.events.record("speed_recovered", **words)
+            return
+        evidence = {"micro_batch": speed.micro_batch, "data_wait_share": round(speed.data_wait_share, 3)}
+        shares = vars(self._pressure) if self._pressure is not None else {}
+        evidence |= {name: round(shares[name], 3) for name in PRESSURES if shares.get(name) is not None}
+        self.run.events.record("training_slow", "warning", **words, **evidence, gpus=cards.clocks())
 
     def _tell(self, changes: list[Change], *, is_last: bool) -> None:
         """Tells each change or, after the log was read anew, the difference from what run.json has."""

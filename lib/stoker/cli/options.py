@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from stoker.kit.terminal import harmless
+from stoker.store.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 # No check here that the path exists or is readable: the reader's own error also names a remedy.
@@ -24,8 +25,26 @@ def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> o
     return load_pipeline(file)
 
 
+def _load_planned(context: click.Context, parameter: click.Parameter, file: Path) -> object:
+    pipeline: Any = _load(context, parameter, file)
+    if pipeline.train.foreign is not None:
+        why = "its run is made by a trainer of your own (train.command), which reads no plan of Stoker's"
+        raise UsageError(f"{file}: {why}: `stoker {context.info_name}` has nothing to look at")
+    return pipeline
+
+
+def _load_data(context: click.Context, parameter: click.Parameter, file: Path) -> object:
+    pipeline: Any = _load(context, parameter, file)
+    if not pipeline.has_data:
+        raise UsageError(f"{file}: it prepares no dataset, so `stoker {context.info_name}` has nothing to do")
+    return pipeline
+
+
 # The positional argument of most commands; the loader reports a missing file (78).
 pipeline_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load)
+# The same for commands about the plan or the data, which a trainer of the user's own may lack.
+planned_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load_planned)
+data_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load_data)
 
 
 class FiniteRange(click.FloatRange):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.checkpoints.format import CheckpointBody
+from stoker.checkpoints.format import BODY, CheckpointBody
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.cli.options import did_you_mean
 from stoker.config.load import load_pipeline
@@ -53,12 +53,16 @@ def checkpoints_at(path: Path) -> list[Path]:
 def proven_checkpoint(path: Path) -> tuple[Path, CheckpointBody]:
     """Returns the newest checkpoint that a path names (see `checkpoints_at`), or a pipeline FILE's run's.
 
+    Raises UsageError for one without a model, which a trainer of the user's own made.
+
     Raises DataError where it is not whole, StorageError where it cannot be read now.
     """
     if path.is_file():
         pipeline = load_pipeline(path)
         path = pipeline.layout.run(pipeline.train.run).root
     directory = max(checkpoints_at(path), key=lambda one: one.name)
+    if not (directory / "model.json").exists() and (directory / BODY).exists():
+        raise UsageError(f"{directory} is of a trainer of your own: Stoker knows no model in it")
     proof = prove_checkpoint(directory)
     if proof.verdict == "invalid":
         raise DataError(f"{directory} is not whole: {proof.reason}; use an older checkpoint")

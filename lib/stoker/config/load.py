@@ -15,19 +15,14 @@ from stoker.config.document import Document, KeyPath, Problem, Unreadable, read_
 from stoker.config.environment import apply_overrides
 from stoker.config.places import on_network
 from stoker.config.problems import explain, nearest
-from stoker.config.schema import NO_DATASET, Pipeline
+from stoker.config.schema import NO_DATASET, OF_DATA, Pipeline
+from stoker.config.schema_train import OF_BUILT_IN
 from stoker.store.errors import ConfigError
 
 ALLOW_NETWORK = "STOKER_ALLOW_NETWORK_STATE"
 DEFAULT_MODEL = "474m"
 WSD_DECAY = 0.2  # of the steps: with it wsd ends at the loss of a cosine (Haegele et al. 2024, section 3)
 _MODEL: KeyPath = ("train", "model")
-# What a trainer of the user's own decides by itself, with the keys of a section as "section.key".
-_OF_BUILT_IN = (
-    *("seed", "tokens", "model", "seq_len", "global_batch", "micro_batch", "precision", "deterministic"),
-    *("compile", "recompute", "optimizer", "schedule", "evaluate", "launcher"),
-    *("checkpoint.every", "checkpoint.every_steps", "checkpoint.busy", "checkpoint.sealer_cores"),
-)
 
 
 def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Pipeline:
@@ -77,17 +72,24 @@ def _settle_foreign(document: Document) -> None:
     is_full = isinstance(external, dict) and external.get("protocol") == "full"
     if not isinstance(train, dict) or train.get("command") is None or is_full:
         return
-    for key in _OF_BUILT_IN:
-        section, _, inner = key.rpartition(".")
-        holder = train.get(section) if section else train
-        if isinstance(holder, dict) and inner in holder:
-            text = "is a setting of the built-in trainer, and train.command names another; remove it"
-            document.problems.append(document.problem(("train", *key.split(".")), text))
-            del holder[inner]
+    _refuse(document, OF_BUILT_IN, "is a setting of the built-in trainer, and train.command names another")
     if "dataset" not in values:
+        _refuse(document, OF_DATA, "is about a dataset, and none is named")
         values["dataset"] = NO_DATASET
         if isinstance(state := values.get("state", _state_of(values)), str):
-            values.setdefault("hot", f"{state}/hot")
+            values["hot"] = f"{state}/hot"
+
+
+def _refuse(document: Document, keys: Sequence[str], why: str) -> None:
+    """Takes these dotted keys out of the document, each with its problem."""
+    for key in keys:
+        path = tuple(key.split("."))
+        holder: Any = document.values
+        for section in path[:-1]:
+            holder = holder.get(section) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and path[-1] in holder:
+            document.problems.append(document.problem(path, f"{why}; remove it"))
+            del holder[path[-1]]
 
 
 def _state_of(values: Mapping[str, Any]) -> str:
@@ -149,6 +151,8 @@ def _validate(document: Document, file: Path) -> tuple[Pipeline | None, list[Pro
             pipeline = _build(_without(document.values, error), file)
         except ValidationError:
             return None, problems
+    if ("train", "command") in about:  # whose trainer it is, and so what it needs, is not known
+        about |= {("train", "steps"), ("train", "external")}
     for fault in faults(pipeline, file.stem):
         if not any(path == fault.path[: len(path)] for path in about):
             problems.append(document.problem(fault.path, fault.text))

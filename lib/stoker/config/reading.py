@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from stoker.config.document import Plain
 _YES = frozenset({"true", "yes", "on"})
 _NO = frozenset({"false", "no", "off"})
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_OF_SHELL = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
 _SEXAGESIMAL = re.compile(r"\d+(:\d\d?)+(\.\d*)?")
 
 
@@ -66,10 +68,16 @@ def read_word(value: object) -> str:
 
 
 def read_words(value: object) -> object:
-    """Reads the words of a command; refuses a single text, which no shell would split."""
-    if isinstance(value, str):
-        raise ValueError(f"{value!r} is one text; write a list of words, such as [python, train.py]")  # noqa: TRY004
-    return value
+    """Reads the words of a command: a list, or one text in words as a shell reads them; no shell runs it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        words = shlex.split(value)
+    except ValueError as problem:
+        raise ValueError(f"{value!r} has a quote without its end; write a list of words") from problem
+    if of_shell := sorted(_OF_SHELL.intersection(words)):
+        raise ValueError(f"{of_shell[0]!r} is for a shell, and none runs this; name a script")
+    return words
 
 
 def read_flag(value: object) -> bool:

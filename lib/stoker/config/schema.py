@@ -74,7 +74,9 @@ class Dataset(Section):
     filters: Filters = Filters()
 
 
-# Of a pipeline whose trainer brings its own data. No file can name it: a dataset's name has a character.
+# Keys that a pipeline without a dataset cannot have; its trainer brings its own data.
+OF_DATA = ("hot", "dataset", "download", "stage", "tokenizer", "shard", "evict", "plan", "train.start_when")
+# Its dataset. No file can name it: a name has a character.
 NO_DATASET = Dataset.model_construct(name="", source=Source.model_construct(kind="folder"))
 
 

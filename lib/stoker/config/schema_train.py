@@ -133,6 +133,15 @@ class External(Section):
     resume: Words = ()  # added to the command at a resume, with {path} and {step} filled in
 
 
+# Keys of the built-in trainer; a trainer of the user's own decides by itself.
+OF_BUILT_IN = (
+    *("train.seed", "train.tokens", "train.model", "train.seq_len", "train.global_batch"),
+    *("train.micro_batch", "train.precision", "train.deterministic", "train.compile", "train.recompute"),
+    *("train.optimizer", "train.schedule", "train.evaluate", "train.launcher", "train.checkpoint.every"),
+    *("train.checkpoint.every_steps", "train.checkpoint.busy", "train.checkpoint.sealer_cores"),
+)
+
+
 class Train(Section):
     """A training run; exactly one of `steps` and `tokens` is set, and ends the run."""
 

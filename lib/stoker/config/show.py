@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from stoker.config.reading import AS_WRITTEN
-from stoker.config.schema import Pipeline
+from stoker.config.schema import OF_DATA, Pipeline
+from stoker.config.schema_train import OF_BUILT_IN
 
 MASK = "********"
 _SECRET_KEY = re.compile(r"^notify$|(^|_)(token|secret|password|key)$")
@@ -23,6 +24,10 @@ def effective_yaml(pipeline: Pipeline) -> str:
     shown["plan"]["epochs"] = shown["plan"]["epochs"] or "unlimited"
     # A tokenizer is either trained or given: the other key as null would look like a contradiction.
     shown["tokenizer"] = {name: value for name, value in shown["tokenizer"].items() if value is not None}
+    if pipeline.train.foreign is not None:
+        _leave_out(shown, *OF_BUILT_IN)
+    if not pipeline.has_data:
+        _leave_out(shown, *OF_DATA)
     text: str = yaml.dump(
         masked("", shown),
         Dumper=_Dumper,
@@ -32,6 +37,15 @@ def effective_yaml(pipeline: Pipeline) -> str:
         default_flow_style=False,
     )
     return text
+
+
+def _leave_out(shown: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        *sections, last = key.split(".")
+        holder = shown
+        for section in sections:
+            holder = holder[section]
+        del holder[last]
 
 
 class _Dumper(yaml.SafeDumper):

@@ -195,6 +195,7 @@ _TRAIN: Words = {
     "shard_set_restored": "a damaged set is right again",
     "source_passed_over": "the plan goes on without a missing source",
     "start_gate_open": "there is enough data to begin",
+    "speed_recovered": "the trainer is as fast as usual again",
     "spike_left_alone": "a spike of the loss is not skipped, and why",
     "stacks_taken": "the stacks of a trainer that may hang are in log/",
     "steps_unread": "no step can be read from the output of the trainer",
@@ -207,6 +208,7 @@ _TRAIN: Words = {
     "trainer_launched": "a launch began",
     "trainer_stop_asked": "the trainer is asked to save and end",
     "trainer_suspect": "the trainer may hang",
+    "training_slow": "for ten minutes the trainer was slower than it usually is, with what may be the cause",
     "windows_skipped": "the windows of a step that was not finite twice, or of a spike, are passed over",
 }
 WORDS: Mapping[str, Words] = {

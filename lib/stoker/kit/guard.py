@@ -29,6 +29,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -174,6 +175,23 @@ def _wake_on_signals(on_stop: Any) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, on_stop)
     return reading
+
+
+def guard_command(
+    command: Sequence[str],
+    *,
+    lock_fd: int,
+    report_fd: int,
+    stop_time_s: float,
+    output: str = "",
+    directory: str = "",
+) -> list[str]:
+    """Returns the command that starts `command` under a guard, a child of this process.
+
+    -P: a file in the working directory must not replace a module.
+    """
+    of_guard = map(str, (os.getpid(), lock_fd, report_fd, stop_time_s, output, directory))
+    return [sys.executable, "-P", "-m", "stoker.kit.guard", *of_guard, "--", *command]
 
 
 def main(argv: list[str]) -> int:

@@ -27,7 +27,7 @@ PHRASES = {
     "steps": "all its steps are done",
     "data_exhausted": "the data is used up",
     "early_stop": "the held-out loss improves no more",
-    "trainer": "its trainer has ended by itself",
+    "trainer": "the trainer ended by itself, without an error",
 }  # why a run finished
 SUM_DIGITS = 12
 _SUM = re.compile(rf"\b([0-9a-f]{{{SUM_DIGITS}}})[0-9a-f]{{28,52}}\b")  # SHA-1 and SHA-256
@@ -104,6 +104,7 @@ SENTENCES = {
     "source_proven": "{path} built: {tokens:token} of {documents:document}[, {dropped:row} dropped]",
     "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
     "[: {detail}]",
+    "speed_recovered": "the trainer is as fast as usual again: {tokens_per_s} tokens/s",
     "spike_left_alone": "the spike of step {first} is left alone: {reason}",
     "start_gate_open": "training may begin: {message}",
     "stopped_early": "training ends at step {step}: {evaluations:evaluation} in a row "
@@ -116,6 +117,8 @@ SENTENCES = {
     "trainer_stop_asked": "the trainer is asked to save and end",
     "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",
+    "training_slow": "the trainer is slow: {tokens_per_s} tokens/s, {usual} usually; {data_wait_share} of it "
+    "waits for data[, steal {steal}][, CPU pressure {cpu_some}][, I/O pressure {io_some}]",
     "windows_skipped": "{windows:window} are passed over from step {to} on: {reason}",
 }
 

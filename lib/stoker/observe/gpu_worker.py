@@ -48,6 +48,7 @@ FIGURES: Mapping[str, Callable[[Any], Any]] = {
     "temperature_celsius": lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
     "power_watts": lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
     "energy_joules_total": lambda handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+    "sm_clock_hertz": lambda handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 10**6,
     "clock_event": nvml.nvmlDeviceGetCurrentClocksEventReasons,
     "ecc_errors_total": ecc_errors,
     "remap_pending": lambda handle: nvml.nvmlDeviceGetRemappedRows(handle)[2],

@@ -116,6 +116,14 @@ class Cards:
             shares += [held / total] if held is not None and total else []
         return max(shares, default=None)
 
+    def clocks(self) -> dict[str, dict[str, Any]]:
+        """Returns the clock of each card that tells it, in hertz, and what lowers it."""
+        return {
+            label: {"sm_clock_hertz": clock, "reasons": [name for name, is_on in _events(card) if is_on]}
+            for label, card in self.cards.items()
+            if (clock := card.figures.get("sm_clock_hertz")) is not None
+        }
+
     def label(self, seen: Mapping[str, Any]) -> str:
         """Returns the label of a card that the sampler names by index and UUID."""
         known = (label for label, card in self.cards.items() if card.uuid and card.uuid == seen["uuid"])
@@ -150,6 +158,10 @@ class Cards:
             for name, value in card.figures.items():
                 shown.setdefault(name, {})[label] = value
         return shown
+
+
+def _events(card: Card) -> Iterable[tuple[str, Any]]:
+    return (card.figures.get("clock_event") or {}).items()
 
 
 def _blank(value: Any) -> Any:

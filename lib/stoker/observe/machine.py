@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BUSY_FIELDS = 8  # user to steal in a line of /proc/stat; user already contains guest time
-_IDLE, _IOWAIT = 3, 4
+_IDLE, _IOWAIT, _STEAL = 3, 4, 7
 _UNLIMITED = 1 << 60  # version 1 writes "no limit" as a number near 2^63
 # By cgroup version: the files of kills, limit and use; the memory that the kernel reclaims before it kills.
 _MEMORY_FILES = {
@@ -83,6 +83,7 @@ class Pressure:
     cpu_some: float | None = None  # some task waited for a CPU; io, memory: for the disk, for memory
     io_some: float | None = None
     memory_some: float | None = None
+    steal: float = 0.0  # share of these CPUs' time that a hypervisor gave to others
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class _Counters:
     at: float
     idle_ticks: int  # of the CPUs that this process may use
     all_ticks: int
+    stolen_ticks: int
     waited: dict[str, int]  # microseconds by resource
     used_us: dict[Path, int]  # CPU time by cgroup with a quota
 
@@ -133,24 +135,26 @@ class PressureGauge:
             for name, total in now.waited.items()
             if name in before.waited
         }
-        some = (waited.get(name) for name in ("cpu", "io", "memory"))
-        return Pressure(self.cpus, max(0.0, min([idle, *left])), *some)
+        cpu, io, memory = (waited.get(name) for name in ("cpu", "io", "memory"))
+        stolen = (now.stolen_ticks - before.stolen_ticks) / ticks if ticks > 0 else 0.0
+        return Pressure(self.cpus, max(0.0, min([idle, *left])), cpu, io, memory, stolen)
 
     def _count(self) -> _Counters:
-        idle_ticks = all_ticks = 0
+        idle_ticks = all_ticks = stolen_ticks = 0
         for line in _lines(self._proc / "stat"):
             name, *ticks = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in self._mine:
                 counts = [int(each) for each in ticks[:_BUSY_FIELDS]]
                 idle_ticks += counts[_IDLE] + counts[_IOWAIT]
                 all_ticks += sum(counts)
+                stolen_ticks += counts[_STEAL] if len(counts) > _STEAL else 0
         waited = {}
         for name in ("cpu", "io", "memory"):
             text = "\n".join(_lines(self._proc / "pressure" / name))
             if found := re.search(r"^some .*total=(\d+)", text, re.MULTILINE):
                 waited[name] = int(found[1])
         used = {group: us for group in self._quotas if (us := _used_us(group)) is not None}
-        return _Counters(self._clock(), idle_ticks, all_ticks, waited, used)
+        return _Counters(self._clock(), idle_ticks, all_ticks, stolen_ticks, waited, used)
 
 
 def _quotas(proc: Path) -> dict[Path, float]:

@@ -66,6 +66,7 @@ class Seen:
     gate: Gate | None = None  # the first closed gate
 
     end: GuardedEnd | None = None
+    goes_on: bool = False  # an operator resumes a run that its trainer had finished
     is_settled: bool = False  # no checkpoint is left to prove or to mirror
 
 
@@ -184,6 +185,8 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
         return answer, do.End(ConfigError.exit_code, why)
     resume = launch.resume_from.name if launch.resume_from else ""
     case = Case(exit_, trainer.evidence, seen.facts, resume, launch.resume_step, seen.step, fruitless)
+    if launch.is_foreign:  # whether it tells its steps is seen by one beyond the newest checkpoint
+        case = replace(case, has_plan=False, tells_steps=best > seen.step)
     response = respond(case, policy)
     answer = replace(answer, response=response)
     if response.changes_checkpoint:
@@ -227,6 +230,8 @@ def _halted(seen: Seen) -> Actions:
 
 
 def _finished(run: RunState, seen: Seen, now: float) -> Actions:
+    if seen.goes_on:
+        return (do.Enter(Phase.CLEANING),)
     if run.is_at_rest:
         return (do.End(0),) if seen.is_once else (do.Wait(run.doing),)
     if now >= run.keep_at:

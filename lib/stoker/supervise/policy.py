@@ -25,6 +25,13 @@ _REMEDIES = {
     ExitClass.NON_FINITE: "look at the data of that step (stoker batch), or lower the learning rate",
     ExitClass.DEVICE_LOST: "look at the card (nvidia-smi, dmesg), reset or replace it",
 }
+_OF_FOREIGN = {
+    **dict.fromkeys(
+        (ExitClass.HOST_MEMORY, ExitClass.GPU_MEMORY), "give the trainer more memory, or a smaller batch"
+    ),
+    ExitClass.NON_FINITE: "look at the data of that step, or lower the learning rate",
+    ExitClass.DEVICE_LOST: _REMEDIES[ExitClass.DEVICE_LOST],
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ class Case:
     resume_step: int
     newest_step: int  # of the newest proven checkpoint
     fruitless: int  # launches in a row without a new proven checkpoint, this one included
+    has_plan: bool = True  # a trainer of the user's own has none, so no windows can be skipped
+    tells_steps: bool = True  # by which an end while loading is known
 
     @property
     def has_progressed(self) -> bool:
@@ -133,10 +142,11 @@ def skipped(timelines: Timelines, why: str = NON_FINITE) -> tuple[int, ...]:
     return tuple(found)
 
 
-def remedy(kind: ExitClass | None) -> str:
+def remedy(kind: ExitClass | None, *, is_foreign: bool = False) -> str:
     """Returns what an operator of a halted run can do, in one line."""
     otherwise = "read the trainer's last lines in the log, mend the cause"
-    return f"{_REMEDIES.get(kind or ExitClass.CRASHED, otherwise)}, {_RESUME}"
+    known = _OF_FOREIGN if is_foreign else _REMEDIES
+    return f"{known.get(kind or ExitClass.CRASHED, otherwise)}, {_RESUME}"
 
 
 def _again(case: Case, tried: Tried, policy: Supervise) -> Response:
@@ -167,7 +177,7 @@ def _non_finite(case: Case, tried: Tried, policy: Supervise) -> Response:
     facts, step = case.facts, case.seen.step
     if tried.again != (facts.timeline, step):
         return Response(replace(tried, again=(facts.timeline, step)))
-    if case.newest_step >= step:
+    if not case.has_plan or case.newest_step >= step:
         return Response(tried)  # its windows are behind a checkpoint: no skip can avoid them
     recent = [one for one in facts.skipped if step - SPAN_STEPS < one < step]
     if len(recent) < policy.skips_in_1000_steps:
@@ -185,7 +195,8 @@ def _non_finite(case: Case, tried: Tried, policy: Supervise) -> Response:
 def _unloaded(case: Case, tried: Tried, policy: Supervise) -> Response:
     """Sets a checkpoint aside that could not be loaded twice; halts where the one before cannot, either."""
     seen, name = case.seen, case.resume
-    if not name or case.has_progressed or seen.phase != "load" or seen.step > case.resume_step:
+    is_loading = case.tells_steps and seen.phase == "load" and seen.step <= case.resume_step
+    if not name or case.has_progressed or not is_loading:
         return Response(replace(tried, unloaded=""))
     if tried.unloaded != name:
         return Response(replace(tried, unloaded=name))

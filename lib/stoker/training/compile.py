@@ -10,7 +10,7 @@ import torch
 from stoker.training.compile_cache import CompileCache
 from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
-from stoker.training.numerics import MACHINE, Numerics
+from stoker.training.numerics import Numerics, machine
 from stoker.training.steps.device import Compute
 from stoker.training.steps.failures import is_out_of_memory
 from stoker.training.steps.memory import windows_a_pass
@@ -28,7 +28,7 @@ def compile_blocks(
     Returns the cache, sealed. Another size that comes up later, in an entry of another seq_len, is compiled
     at its first call.
     """
-    cache = CompileCache(launch.cache, {name: getattr(numerics, name) for name in MACHINE})
+    cache = CompileCache(launch.cache, machine(compute.device, numerics.compile))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache.directory / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(cache.directory / "triton")
     # No pool of processes: a trainer has no children that outlive it.

@@ -27,6 +27,7 @@ from stoker.supervise.run.early_stop import standstill
 from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.training.compile import compile_blocks
 from stoker.training.compile_cache import CompileCache
+from stoker.training.copying import TensorCopier
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
 from stoker.training.evaluate import evaluate
@@ -34,7 +35,7 @@ from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.saving import TensorCopier, contents
+from stoker.training.saving import contents
 from stoker.training.state import Progress
 from stoker.training.steps.device import Compute
 from stoker.training.steps.figures import Figures

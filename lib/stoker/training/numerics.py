@@ -25,8 +25,6 @@ from stoker.training.steps.memory import most_windows
 CPU_LOSS_CHUNK = 256
 CUDA_LOSS_CHUNK = 8192
 
-MACHINE = ("device", "card", "cuda", "cpu", "torch", "compiler")
-
 
 @dataclass(frozen=True)
 class Numerics:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import click
 
 from stoker.cli.data.list_source import Listed, list_source
-from stoker.cli.options import pipeline_file, plural
+from stoker.cli.options import data_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_duration
 from stoker.corpus.fetch.decide import speaks_of
@@ -36,7 +36,7 @@ Pile = list[int | None]  # the sizes of files of a kind, None where only the ser
 
 
 @click.command(epilog="Example: stoker download /etc/stoker/fineweb.yaml --once")
-@pipeline_file
+@data_file
 @click.option("--once", is_flag=True, help="End when all that can be had is here.")
 @click.option(
     "--dry-run", is_flag=True, help="Only list the files, their sizes, and the time the rest takes."

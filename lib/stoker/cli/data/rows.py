@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.cli.data.list_source import Listed, error_of, list_source
-from stoker.cli.options import PATH, pipeline_file, plural
+from stoker.cli.options import PATH, data_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.decide import speaks_of
@@ -37,7 +37,7 @@ TRIES, WRONG_TRIES, LONGEST_WAIT_S = 6, 2, 60.0
 
 
 @click.command(epilog="Example: stoker rows /etc/stoker/fineweb.yaml --max-rows 1000 look.parquet")
-@pipeline_file
+@data_file
 @click.option("--max-rows", type=click.IntRange(1, MOST_ROWS), required=True, help="How many at most.")
 @click.argument("out", type=PATH)
 def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:

@@ -37,6 +37,7 @@ from stoker.kit.workers.pool import Activity
 from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
 from stoker.store.errors import ConfigError, DataError, StokerError, StorageError
 from stoker.store.record import RecordDamaged, parse_json, read_record
+from stoker.supervise.external.program import working_directory
 from stoker.supervise.run.gates import DataInView
 from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
 from stoker.supervise.run.planner import in_view
@@ -83,6 +84,10 @@ def show(pipeline: Pipeline) -> None:
 
 def _summary(pipeline: Pipeline) -> str:
     train, source = pipeline.train, pipeline.dataset.source
+    if train.foreign is not None:
+        fed = f"dataset {pipeline.dataset.name} -> " if pipeline.has_data else ""
+        ours = f"{fed}run {train.run} by {Path((train.command or ('',))[0]).name}"
+        return f"pipeline {pipeline.name}: {ours} in {working_directory(pipeline)}; state in {pipeline.state}"
     tokens = train.horizon * train.seq_len * train.global_batch
     origin = source.path or source.repo or source.urls_file
     return (
@@ -104,10 +109,13 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
 
     Raises ConfigError where the tokenizer's file does not exist.
     """
+    if not pipeline.has_data:
+        faults = [*_surroundings(pipeline), *_run_faults(pipeline, None), *_program_faults(pipeline)]
+        return faults, notes(pipeline)
     asked_of_tokenizer(pipeline)
     seen, whole = _survey(pipeline), None
     faults, warnings = _columns(pipeline, seen)
-    faults += _surroundings(pipeline)
+    faults += [*_surroundings(pipeline), *_program_faults(pipeline)]
     if (capacity := _capacity(pipeline.hot)) is not None:
         faults += disk_faults(pipeline, capacity)
         warnings += disk_notes(pipeline, capacity)
@@ -120,7 +128,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         whole = _whole(pipeline, pin, seen)
     except StorageError as error:
         warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
-    coming = disappointments(pipeline, whole, training_days(pipeline))
+    coming = [] if pipeline.train.foreign else disappointments(pipeline, whole, training_days(pipeline))
     return faults, [*notes(pipeline), *warnings, *_source_warnings(pipeline, seen), *coming]
 
 
@@ -142,14 +150,32 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
         yield Fault(("dataset", "source", "endpoint"), str(error))
 
 
+def _program_faults(pipeline: Pipeline) -> Iterator[Fault]:
+    """Yields what would keep a trainer of the user's own from starting."""
+    command, directory = pipeline.train.command, working_directory(pipeline)
+    if command is None:
+        return
+    if not directory.is_dir():
+        why = "does not exist" if not directory.exists() else "is not a directory"
+        yield Fault(("train", "external", "directory"), f"{directory} {why}; make it, or name another")
+        return
+    name = command[0]
+    if not shutil.which(directory / name if "/" in name else name):
+        there = directory if "/" in name else "PATH"
+        why = f"{name!r} is no program in {there} that may be executed; name one, best by its whole path"
+        yield Fault(("train", "command"), why)
+
+
 def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
     """Yields the settings with which the existing run cannot continue."""
     layout = pipeline.layout.run(pipeline.train.run)
     try:
         identity = parse_record(read_record(layout.record), layout.record).identity
     except (FileNotFoundError, RecordDamaged):
-        origin = pipeline.train.init_from
-        if origin is not None and not (origin / "checkpoint.json").is_file():
+        origin, foreign = pipeline.train.init_from, pipeline.train.foreign
+        if origin is not None and foreign is not None and not origin.exists():
+            yield Fault(("train", "init_from"), f"{origin} does not exist; name your trainer's checkpoint")
+        if origin is not None and foreign is None and not (origin / "checkpoint.json").is_file():
             yield Fault(("train", "init_from"), f"{origin} is no checkpoint; name a step-... directory")
         return
     except DataError as problem:

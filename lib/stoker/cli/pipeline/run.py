@@ -127,7 +127,8 @@ def is_current(about: Mapping[str, Any]) -> bool:
 class Foreground:
     """`stoker run` or `stoker train` from the start of its daemons to the end of the last daemon.
 
-    With `once`, the daemons' options, a daemon that ends is not started again: its end is the end of all.
+    `names` are the daemons, by default all that have work. With `once`, the daemons' options, a daemon that
+    ends is not started again: its end is the end of all.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Foreground:
         pipeline: Pipeline,
         output: Output,
         *,
-        names: Sequence[str] = DAEMONS,
+        names: Sequence[str] = (),
         until_done: bool = False,
         once: Sequence[str] = (),
         passes_output: bool = False,
@@ -150,7 +151,10 @@ class Foreground:
         self.kill_at = float("inf")
         logs = pipeline.runtime.root / "log"
         logs.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self.children = [Child(name, logs / f"{name}.log", passes_output=passes_output) for name in names]
+        working = DAEMONS if pipeline.has_data else (TRAIN_SUPERVISOR,)
+        self.children = [
+            Child(name, logs / f"{name}.log", passes_output=passes_output) for name in names or working
+        ]
 
     def run(self) -> int:
         """Runs until stopped, done or failed; returns the exit code after every daemon has ended."""
@@ -226,11 +230,11 @@ class Foreground:
 
     def is_done(self, status: Daemons, now: float) -> bool:
         """Returns whether the run is finished, and files under way are complete or had DATA_GRACE_S."""
-        supervisor, loop = status[TRAIN_SUPERVISOR], status[STAGE_SHARD]
+        supervisor, loop = status[TRAIN_SUPERVISOR], status.get(STAGE_SHARD)
         if not (is_current(supervisor) and supervisor["body"].get("at_rest")):
             return False
         self.done_at = self.done_at or now
-        return bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
+        return loop is None or bool(loop["body"].get("complete")) or now - self.done_at >= DATA_GRACE_S
 
     def is_halted(self, status: Daemons) -> bool:
         """Returns whether the supervisor waits for an operator, with no trainer left."""
@@ -267,6 +271,8 @@ class Foreground:
 def run(context: click.Context, pipeline: Pipeline, until_done: bool, headless: bool, quiet: bool) -> None:
     """Run the three daemons of FILE's pipeline as children, and show their work.
 
+    A pipeline without a dataset needs the train supervisor alone.
+
     A terminal shows sentences and a live line per daemon; a file or a pipe gets key=value lines. Ctrl-C stops
     all cleanly and waits for the trainer's checkpoint; a second Ctrl-C does not wait. Exit code 75: this
     pipeline is running already. 78: its configuration is wrong.
@@ -299,11 +305,15 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
         yield "no checkpoint yet"
         return
     place = pipeline.layout.run(pipeline.train.run).checkpoints / checkpoint["name"]
-    yield f"step        {body['step']:,} of {body['steps']:,}"
+    of = f" of {body['steps']:,}" if body["steps"] is not None else ""
+    yield f"step        {body['step']:,}{of}"
     if text := losses(body):
         yield f"loss        {text}"
-    yield f"tokens      {body['tokens'] or 0:,} trained on"
+    if body["tokens"]:
+        yield f"tokens      {body['tokens']:,} trained on"
     yield f"checkpoint  step {checkpoint['step']:,}: {place}"
+    if pipeline.train.foreign is not None:
+        return
     # By its name if the shell finds this program by its name, else by its path.
     found = shutil.which("stoker")
     program = "stoker" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]

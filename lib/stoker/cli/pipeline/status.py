@@ -206,7 +206,10 @@ def spent_line(account: Mapping[str, Any]) -> str:
 
 
 def watched_line(kind: str, episode: Mapping[str, Any]) -> str:
-    """Returns what stands of the loss watch, in a line."""
+    """Returns what stands of the watches over loss and speed, in a line."""
+    if kind == "slow":
+        speeds = [format_count(episode[name]) for name in ("tokens_per_s", "usual")]
+        return "slow since {}: {} tokens/s, {} usually".format(episode["since"], *speeds)
     answer = episode.get("answer", "")
     then = {"": "", "rollback": "; the run goes back before it"}.get(answer, f"; left alone: {answer}")
     numbers = f"loss {episode['loss']:.4f} at step {episode['step']:,}, median {episode['median']:.4f}"

@@ -29,20 +29,22 @@ def audit(pipeline: Pipeline, deep: bool, keep: bool, as_json: bool) -> int:
     """
     # The run first: data that the run has consumed must be in shard sets that are read later, not earlier.
     run = audit_run(pipeline, deep=deep)
-    data = audit_sets(pipeline, deep)
+    data = audit_sets(pipeline, deep)  # all zero without a dataset
     findings = [*data.findings, *run.findings]
     report: dict[str, Any] = {"v": 1, "balanced": not findings, "deep": deep}
     report |= {**data.figures(), **run.figures(), "recounted": [*data.recounted, "plan", "checkpoints"]}
     report |= {"on_record": [*data.on_record, *run.on_record], "findings": findings}
     if keep:
         write_record(pipeline.layout.audit, report)
-    answer(report, report_lines(pipeline.name, report), as_json=as_json)
+    without = [*(() if pipeline.has_data else ("rows", "tokens"))]
+    without += () if pipeline.train.foreign is None else ("plan",)
+    answer(report, report_lines(pipeline.name, report, without), as_json=as_json)
     return 1 if findings else 0
 
 
-def report_lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(name: str, report: Mapping[str, Any], without: Sequence[str] = ()) -> Iterator[str]:
     yield f"{name}: {'balanced' if report['balanced'] else 'NOT balanced'}"
-    yield from (f"  {what:<12} {text}" for what, text in _figures(report) if text)
+    yield from (f"  {what:<12} {text}" for what, text in _figures(report) if text and what not in without)
     if findings := report["findings"]:
         yield f"{plural(len(findings), 'finding')}:"
         yield from (f"  {finding}" for finding in findings)

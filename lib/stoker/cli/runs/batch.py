@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from stoker.cli.options import json_option, pipeline_file, print_json, printable
+from stoker.cli.options import json_option, planned_file, print_json, printable
 from stoker.cli.runs.set_index import Library, SegmentMap
 from stoker.cli.runs.step_history import History, Step
 from stoker.cli.which_run import read_identity
@@ -21,7 +21,7 @@ from stoker.supervise.run.record import Identity
 
 
 @click.command(epilog="Example: stoker batch /etc/stoker/fineweb.yaml main 1200 --show")
-@pipeline_file
+@planned_file
 @click.argument("run")
 @click.argument("step", type=int)
 @click.option("--timeline", type=int, help="A timeline that was given up; without it the current one.")

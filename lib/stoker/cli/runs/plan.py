@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import answer, json_option, pipeline_file
+from stoker.cli.options import answer, json_option, planned_file
 from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
@@ -33,7 +33,7 @@ LINE = "{:>5}  {:>5}  {:>5}  {:>7}  {:>11}  {:>7}  {}"
 
 
 @click.command(epilog="Example: stoker plan /etc/stoker/fineweb.yaml")
-@pipeline_file
+@planned_file
 @click.option("--run", help="Another run of this pipeline than the one the file names.")
 @click.option("--all", "whole", is_flag=True, help="Every entry, not only those around the position.")
 @json_option

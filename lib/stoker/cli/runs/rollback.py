@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from stoker.cli.ask_daemon import ask
-from stoker.cli.options import json_option, pipeline_file, plural, print_json
+from stoker.cli.options import json_option, pipeline_file, planned_file, plural, print_json
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
 from stoker.plan.timelines import read_timelines
+from stoker.store.errors import UsageError
 from stoker.store.layout import TRAIN_SUPERVISOR
 
 EXIT_REFUSED = 65
@@ -45,11 +46,13 @@ def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str,
     A running trainer is stopped first. The checkpoints of the steps given up are moved to abandoned/. A train
     supervisor that is not running does this at its next start.
     """
+    if spans and pipeline.train.foreign is not None:
+        raise UsageError("--skip: a trainer of your own reads no plan of Stoker's; leave it out")
     return _ask(pipeline, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
 
 
 @click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
-@pipeline_file
+@planned_file
 @click.argument("key")
 @click.option("--reason", default=None, help="What to write down as the reason.")
 @json_option

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from stoker.cli.options import answer, did_you_mean, json_option, pipeline_file
+from stoker.cli.options import answer, did_you_mean, json_option, planned_file
 from stoker.cli.runs.set_index import Document, Library, SegmentMap
 from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
@@ -29,7 +29,7 @@ WORDS = {
 
 
 @click.command(epilog="Example: stoker where /etc/stoker/fineweb.yaml sample/350BT/000_00000.parquet:123456")
-@pipeline_file
+@planned_file
 @click.argument("source_row", metavar="SOURCE:ROW")
 @json_option
 def where(pipeline: Pipeline, source_row: str, as_json: bool) -> int:

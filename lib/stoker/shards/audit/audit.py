@@ -92,7 +92,7 @@ class _Look:
     def audit(self) -> DataAudit:
         """Makes every check; the findings are in listing order."""
         published = [source for source in self.sources.values() if source.state in PUBLISHED]
-        if not published:
+        if not published and self.pipeline.has_data:
             self.findings.append(
                 f"{self.layout.sources}: no shard set of {self.dataset} is on record: nothing to audit"
             )

@@ -66,6 +66,7 @@ _CARD = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")
 _OWN_MISTAKES = ("device-side assert", "illegal memory access", "misaligned address", "invalid ")
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 TOLD_LINES = 20  # of the output, for a trainer that does not say why it ends
+LAUNCHER, NOT_STARTED = "stoker.kit.exec: ", (126, 127)  # what it says, and its exit codes
 FULL_BYTES = 16 << 20  # a disk with less room has no place for a checkpoint
 
 
@@ -111,7 +112,7 @@ def classify(
             f"before its first step, and {end.left} of its processes went on: it must stay in the foreground"
         )
         return Exit(ExitClass.CRASHED, f"{how}, {text}")
-    words = f": {last_words}" if last_words else ""
+    words = f": {last_words}" if last_words else _not_started(end, seen)
     kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
     doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
@@ -121,6 +122,14 @@ def classify(
 def _has_done_nothing(seen: Evidence) -> bool:
     """Whether no step is known of a launch, and no checkpoint."""
     return seen.phase == "load" and (seen.sealed_step or 0) <= seen.step
+
+
+def _not_started(end: GuardedEnd, seen: Evidence) -> str:
+    """Returns why a command could not be started, as the exec launcher has told it; "" where it could."""
+    told = [line.partition(LAUNCHER)[2] for line in seen.lines if line.startswith(LAUNCHER)]
+    if end.code not in NOT_STARTED or not told:
+        return ""
+    return f": {told[-1]}; train.command names the program, train.external.directory where it runs"
 
 
 def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str]:

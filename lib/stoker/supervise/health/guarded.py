@@ -7,12 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stoker.kit.exec import TRAINER_OUTPUT
+from stoker.kit.guard import guard_command
 from stoker.kit.handover import AdoptedChild
 from stoker.kit.lock import Lock
 from stoker.kit.loop import Waiter
@@ -76,15 +76,20 @@ class GuardedTrainer:
             reports, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             unless_started.callback(os.close, reports)
             os.set_blocking(writing, True)
-            of_guard = map(
-                str, (os.getpid(), lock.fileno(), writing, stop_time_s, output or "", directory or "")
+            guarded = guard_command(
+                command,
+                lock_fd=lock.fileno(),
+                report_fd=writing,
+                stop_time_s=stop_time_s,
+                output=str(output or ""),
+                directory=str(directory or ""),
             )
             # Where the trainer's output is to go, if not where the supervisor's goes.
             passed = os.environ.get(TRAINER_OUTPUT, "")
             stdout, stderr = map(int, passed.split(",")) if passed else (None, None)
             try:
                 guard = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "stoker.kit.guard", *of_guard, "--", *command],
+                    guarded,
                     env=dict(environ),
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,

@@ -43,6 +43,11 @@ class Identity:
     origin: Origin | None = None  # whose parameters it began with; None: random ones
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether a trainer of the user's own makes the run, which fixes nothing of its data."""
+        return not self.build_id
+
+    @property
     def init_from(self) -> str | None:
         """`train.init_from`, as it was when the run began."""
         return None if self.origin is None else self.origin.path
@@ -177,6 +182,9 @@ def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> 
         for name, value in wanted.items()
         if value != getattr(record, name)
     ]
+    if record.is_foreign != (pipeline.train.foreign is not None):
+        whose = "a trainer of your own" if record.is_foreign else "one that follows the plan"
+        changes = [f"train.command: {whose} has made its steps"]
     if not changes:
         return ""
     return (

@@ -6,6 +6,7 @@ Shapes in comments: B sequences, T tokens, C width, H query heads, K key/value h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,14 @@ class Documents:
 
     allowed: Tensor | None = None  # bool (B, 1, T, T): the query in a row sees the key in a column
     starts: Tensor | None = None  # int32 (N + 1): of each document in the B * T tokens, then B * T
+
+
+class Sight(NamedTuple):
+    """What each token of a micro-batch sees of the others: how far away they are, and which at all."""
+
+    cos: Tensor  # (T, D), as `rotary_tables` has them
+    sin: Tensor
+    documents: Documents | None = None  # None: each window is one
 
 
 class DocumentMask:
@@ -136,25 +145,19 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_width, shape.norm_eps) if shape.qk_norm else None
         self.k_norm = RMSNorm(self.head_width, shape.norm_eps) if shape.qk_norm else None
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor, Tensor]:
         """Returns rotated queries (B, H, T, D), rotated keys and values (B, K, T, D) of x (B, T, C)."""
         heads = self.qkv(x).view(*x.shape[:2], -1, self.head_width).transpose(1, 2)  # (B, H + 2K, T, D)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q.float()), self.k_norm(k.float())  # as the weights: one fused kernel
+        cos, sin, _ = sight
         return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
 
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        documents: Documents | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        q, k, v = self.project(x, cos, sin)
+    def forward(self, x: Tensor, sight: Sight, cache: KVCache | None = None) -> Tensor:
+        q, k, v = self.project(x, sight)
         if cache is not None:
             k, v = cache.extend(k, v)
-        y = attend(q, k, v, documents)
+        y = attend(q, k, v, sight.documents)
         mixed: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
         return mixed

@@ -13,14 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.training.model.attention import (
-    Attention,
-    DocumentMask,
-    Documents,
-    KVCache,
-    RMSNorm,
-    rotary_tables,
-)
+from stoker.training.model.attention import Attention, DocumentMask, KVCache, RMSNorm, Sight, rotary_tables
 from stoker.training.model.loss import loss_sum, losses
 from stoker.training.model.recompute import recomputed
 from stoker.training.model.shape import Shape
@@ -50,15 +43,8 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(shape.width, shape.norm_eps)
         self.ffn = SwiGLU(shape.width, shape.ffn_width)
 
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        documents: Documents | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, documents, cache)
+    def forward(self, x: Tensor, sight: Sight, cache: KVCache | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), sight, cache)
         y: Tensor = x + self.ffn(self.ffn_norm(x))
         return y
 
@@ -98,13 +84,12 @@ class Model(nn.Module):
     def states(self, ids: Tensor) -> Tensor:
         """Returns the normed states (B, T, C) of ids (B, T)."""
         length = ids.shape[1]
-        cos, sin = self.cos[:length], self.sin[:length]
-        documents = None if self.mask is None else self.mask(ids)
+        sight = Sight(self.cos[:length], self.sin[:length], self.mask(ids) if self.mask else None)
         x = self.embedding(ids)
         again = self.recompute and torch.is_grad_enabled()
         for block in self.blocks:
             run = partial(recomputed, block) if again else block
-            x = run(x, cos, sin, documents)
+            x = run(x, sight)
         y: Tensor = self.norm(x)
         return y
 
@@ -113,11 +98,11 @@ class Model(nn.Module):
 
         The caches, one a layer, take up ids: the first tokens together, each later one by itself.
         """
-        start = caches[0].length
-        cos, sin = (table[start : start + ids.shape[1]] for table in (self.cos, self.sin))
+        start, stop = caches[0].length, caches[0].length + ids.shape[1]
+        sight = Sight(self.cos[start:stop], self.sin[start:stop])
         x = self.embedding(ids)
         for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, cos, sin, None, cache)
+            x = block(x, sight, cache)
         logits: Tensor = F.linear(self.norm(x[0, -1]), self.output_weight)
         return logits
 
