@@ -32,15 +32,15 @@ module = sys.orig_argv[1:4]
 if "stoker.training.trainer" in module:
     from stoker.training.protocol import Protocol
     say = Protocol.say
-    def halting(protocol, phase, **words):
+    def halting(protocol, phase=None, /, **words):
         for forced in ("compile", "wait-data"):
             if phase == "train" and any(os.path.exists(os.path.join(HERE, f"{how}-{forced}"))
                                         for how in ("hang", "pause")):
                 halting(protocol, forced)
         say(protocol, phase, **words)
-        if asked(f"hang-{phase}") is not None:
+        if asked(f"hang-{protocol.phase}") is not None:
             hold_the_gil()
-        if (seconds := asked(f"pause-{phase}")) is not None:
+        if (seconds := asked(f"pause-{protocol.phase}")) is not None:
             time.sleep(float(seconds))
     Protocol.say = halting
 if "stoker.checkpoints.proof_worker" in module:
