@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from stoker.supervise.health import stacks
 from stoker.supervise.health.stacks import grouped, odd_ranks, take
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from support.processes import kill_tree
+from support.waiting import wait_until
 
 # A rank as the built-in trainer begins; then it keeps the GIL for ever.
 HOLDS_THE_GIL = """
@@ -125,3 +128,17 @@ def test_what_a_rank_announces_is_kept_and_nonsense_is_not() -> None:
     for never in (signal.SIGKILL, signal.SIGSTOP, 0, 999):
         view = heard(view, parse(f"LAUNCH=a\nPID=7\nSTACKS={int(never)}".encode(), "a") or {}, 1.0)
     assert view.announced == {0: (7, 12), 1: (8, 10)}
+
+
+def test_the_kernel_tells_of_a_process_whose_name_is_no_text(tmp_path: Path) -> None:
+    program = os.fsencode(tmp_path) + b"/\xff\xfe"
+    Path(os.fsdecode(program)).symlink_to(shutil.which("sleep") or "")
+    with subprocess.Popen([program, "600"]) as process:
+        try:
+            wait_until(
+                lambda: Path(f"/proc/{process.pid}/comm").read_bytes() == b"\xff\xfe\n", what="its name"
+            )
+            (line,) = [line for line in stacks.of_kernel([ProcessId.of(process.pid)]) if line[0] != " "]
+            assert line.startswith(f"{process.pid} \ufffd\ufffd: S")
+        finally:
+            process.kill()

@@ -22,7 +22,7 @@ from stoker.supervise.health import output, stacks
 from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
-from stoker.supervise.health.liveness import Stillness, describe, work_of
+from stoker.supervise.health.liveness import Stillness, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run import launch_record
 from stoker.supervise.run.launch_record import Launch
@@ -78,7 +78,8 @@ class TrainerControl:
         self.output = TrainerOutput(run, launch) if launch.is_foreign else None
         self._record(launch)
         with contextlib.suppress(OSError):  # the launch after this one tries again
-            output.prune(run.layout.log)
+            launches, _ = launch_record.read_launches(run.layout.launches)
+            output.prune(run.layout.log, [one.launch for one in launches])
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
         started = program(
@@ -357,7 +358,7 @@ class TrainerControl:
         trainer, guarded = self._running()
         words = {"launch": trainer.launch.launch, "phase": trainer.view.phase, "reason": why}
         tree = children_tree(guarded.pid)
-        processes = list(describe(process.pid for process in tree))
+        processes = [line for line in stacks.of_kernel(tree) if not line.startswith(" ")]
         self.run.events.record(event, "warning", step=trainer.step, processes=processes, **words)
         self._take_stacks(trainer, tree, why)
 

@@ -7,7 +7,7 @@ from phase to phase, makes none. Work is the CPU time and the bytes of its proce
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -110,16 +110,6 @@ def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
             counts = dict(line.split(": ") for line in lines)
             moved += int(counts["rchar"]) + int(counts["wchar"])
     return Work(cpu_s, moved, rss)
-
-
-def describe(pids: Iterable[int]) -> Iterator[str]:
-    """Yields `pid name state wchan` of each process: /proc shows it also for a hung process."""
-    for pid in pids:
-        with contextlib.suppress(*GONE):
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            where = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip()
-            name, _, rest = stat.partition("(")[2].rpartition(")")
-            yield f"{pid} {name} {rest.split()[0]} {where or '-'}"
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-KEPT_LAUNCHES = 5
+KEPT_LAUNCHES = 5  # besides the one that begins
 MOST_BYTES = 256 << 10  # of a file that are looked at
 MOST_CHARACTERS = 500  # of a line
 _LAUNCH_FILE = re.compile(r"(?:output|stacks)-(\d{8}T\d{6}Z-[0-9a-f]{8})(?:-\w+)?\.txt")
@@ -41,10 +41,9 @@ def without_secrets(lines: Iterable[str], environ: Mapping[str, str]) -> list[st
     return [hidden.sub("***", line) for line in lines]
 
 
-def prune(log: Path, kept: int = KEPT_LAUNCHES) -> None:
-    """Removes the files of launches before the last `kept` that have any."""
-    files = [(found[1], path) for path in log.iterdir() if (found := _LAUNCH_FILE.fullmatch(path.name))]
-    old = sorted({launch for launch, _ in files})[:-kept]  # ids sort by time
-    for launch, path in files:
-        if launch in old:
+def prune(log: Path, launches: Sequence[str]) -> None:
+    """Removes the files of all but the last of these launches; by their order, since a clock may go back."""
+    kept = list(dict.fromkeys(reversed(launches)))[: KEPT_LAUNCHES + 1]
+    for path in log.iterdir():
+        if (found := _LAUNCH_FILE.fullmatch(path.name)) and found[1] not in kept:
             path.unlink(missing_ok=True)

@@ -138,9 +138,8 @@ def of_kernel(tree: Iterable[ProcessId]) -> Iterator[str]:
     for process in list(tree)[:MOST_PROCESSES]:
         with contextlib.suppress(*GONE):
             home = Path(f"/proc/{process.pid}")
-            status = dict(
-                line.split(":\t", 1) for line in (home / "status").read_text().splitlines() if ":\t" in line
-            )
+            lines = (home / "status").read_text(errors="replace").splitlines()  # a name may be any bytes
+            status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             told = {name: _told(home / name) for name in ("wchan", "syscall", "stack")}
             call = told["syscall"] or "not told"
             name, state, where = status["Name"], status["State"], told["wchan"] or "-"
