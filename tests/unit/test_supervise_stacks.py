@@ -139,6 +139,6 @@ def test_the_kernel_tells_of_a_process_whose_name_is_no_text(tmp_path: Path) -> 
                 lambda: Path(f"/proc/{process.pid}/comm").read_bytes() == b"\xff\xfe\n", what="its name"
             )
             (line,) = [line for line in stacks.of_kernel([ProcessId.of(process.pid)]) if line[0] != " "]
-            assert line.startswith(f"{process.pid} \ufffd\ufffd: S")
+            assert line.startswith(f"{process.pid} \ufffd\ufffd: ")
         finally:
             process.kill()
