@@ -20,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONG = (
     *("small_disk", "failure_policy", "download_kills", "download_daemon", "cold_start", "hold", "full_disk"),
     *("train_supervisor_kills", "dead_mounts", "data_kills", "warm_runs", "replay", "stoker_run"),
+    *("supervisor_hangs", "supervisor_kills", "supervisor_faults"),
     *("units", "dashboards_live", "live_scenario", "alertmanager"),
     *("adoption", "corruption", "checkpoint_mirror", "data_daemons", "warm", "bad_input", "cli_looking"),
 )
