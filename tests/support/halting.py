@@ -37,7 +37,7 @@ if "stoker.training.trainer" in sys.orig_argv[1:4]:
     from stoker.supervise.run.metrics_log import MetricsLog
     from stoker.training.protocol import Protocol
     halt_after(MetricsLog, "append", lambda call, log, row: row["step"] if "loss" in row else None)
-    halt_after(Protocol, "say", lambda call, protocol, phase, **words: phase)
+    halt_after(Protocol, "say", lambda call, protocol, *phase, **words: protocol.phase)
 if "stoker.shards.build.tokenizer_worker" in sys.orig_argv[1:4]:
     from stoker.kit.workers.child import Report
     halt_after(Report, "__call__", lambda call, report, kind, **fields: fields.get("percent"))
