@@ -49,7 +49,7 @@ class TestFinding:
         steps = {
             **{"checkpoint-100": 100, "step_000200.pt": 200, "epoch=3-step=4000.ckpt": 4000, "STEP7": 7},
             **{"ckpt.pt": None, "last.ckpt": None, "iter_0000300": 300, "ckpt.12": 12},
-            **{"epoch=2-loss=0.35.ckpt": 2, "step-12-loss=3.25": 12, "9" * 30: None},
+            **{"epoch=2-loss=0.35.ckpt": None, "epoch_3.pt": None, "step-12-loss=3.25": 12, "9" * 30: None},
         }
         assert {name: step_in(name) for name in steps} == steps
 
@@ -269,6 +269,7 @@ class TestWatching:
             ground.quiet(watch)
             watch.newest = {"step": step + 50}
             ground.quiet(watch)
+            watch = ground.watch("out/gpt2.pt")  # a watch that begins again knows it, too
         assert ground.sealed == ["step-000000002", "step-000000200", "step-000000300"]
 
     def test_without_any_step_they_are_counted(self, ground: Ground) -> None:

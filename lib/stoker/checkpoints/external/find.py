@@ -23,6 +23,7 @@ from stoker.store.files import canonical_json
 MOST_FILES = 10_000  # of a checkpoint, and matches of a glob
 AFTER_STEP = re.compile(r"step[=_-]?(\d{1,18})(?!\d)", re.IGNORECASE)
 ASIDE = re.compile(r".+\.before-\d{8}T\d{6}Z-[0-9a-f]{8}", re.DOTALL)
+_NO_STEP = re.compile(r"\d+\.\d+|epoch[=_-]?\d+", re.IGNORECASE)
 _MAGIC = re.compile(r"[*?[]")
 _UNFINISHED = "*incomplete*"  # HF's Trainer keeps such a file inside until the checkpoint is whole
 
@@ -159,10 +160,13 @@ def shown(path: Path) -> str:
 
 
 def step_in(name: str) -> int | None:
-    """Returns the step in a checkpoint's name: the number after "step", else the last whole number."""
+    """Returns the step in a checkpoint's name: the number after "step", else the last whole number.
+
+    The number after "epoch" is none.
+    """
     if found := AFTER_STEP.findall(name):
         return int(found[-1])
-    numbers = re.findall(r"\d+", re.sub(r"\d+\.\d+", "", name))
+    numbers = re.findall(r"\d+", _NO_STEP.sub("", name))
     return int(numbers[-1]) if numbers and len(numbers[-1]) <= 18 else None
 
 

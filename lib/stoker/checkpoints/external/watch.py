@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.external.find import Outside, Refused, expand, look_at, path_of, shown, step_in
+from stoker.checkpoints.external.find import (
+    AFTER_STEP,
+    Outside,
+    Refused,
+    expand,
+    look_at,
+    path_of,
+    shown,
+    step_in,
+)
 from stoker.checkpoints.external.sealing import Changed, seal_outside
 from stoker.checkpoints.external.whole import why_not_whole
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY
@@ -85,6 +94,10 @@ def _by_step(path: Path) -> tuple[bool, int, Path]:
     return step is None, step or 0, path
 
 
+def _passed(last: int, step: int | None) -> str:
+    return f"it is of step {step}, and step {last} is sealed already: did the trainer begin again?"
+
+
 @dataclass
 class _Seen:
     """The state of a path, since when it is the same, and the newest step when it was first seen."""
@@ -119,7 +132,6 @@ class Watch:
         self._before = {path for path in paths if path is not None}  # a glob may not match what is told
         self.told: dict[Path, tuple[str, int | None]] = {}  # not sealed yet: as it was told, with its step
         self._seen: dict[Path, _Seen] = {}
-        self._sealed_here: set[Path] = set()
         self._old: dict[Path, tuple[int, int]] = {}  # by name not newer than what is sealed: inode and time
         self._refused: dict[Path, str] = {}
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
@@ -161,7 +173,7 @@ class Watch:
 
     def _consider(self, path: Path, *, is_at_rest: bool) -> None:
         named, is_told = step_in(path.name), path in self.told
-        is_new = named is None or named > self.last_step or path in self._sealed_here
+        is_new = named is None or named > self.last_step or path in self._before
         try:
             if not is_new and not is_told:
                 self._pass_over(path)
@@ -193,7 +205,8 @@ class Watch:
         if step <= self.last_step:
             self.known.add(one.mark)
             self._taken(one.path)
-            self._refuse(one.path, f"step {self.last_step} is sealed already, and this is step {step}")
+            if step < self.last_step:
+                self._refuse(one.path, _passed(self.last_step, step))
             return
         try:
             self.seal(one, step)
@@ -206,10 +219,11 @@ class Watch:
     def _step(self, path: Path, seen: _Seen) -> int:
         """Returns the step of a path's state: told with it, in its name, or the trainer's when first seen.
 
-        The number in the name of a path that is written again is no step. Without any, steps are counted.
+        In a name that is written again only a number after "step" is one. Without any, steps are counted.
         """
-        named = None if path in self._sealed_here else step_in(path.name)
-        steps = (self.told.get(path, ("", None))[1], named, seen.step)
+        named, told = step_in(path.name), self.told.get(path, ("", None))[1]
+        is_sure = path not in self._before or AFTER_STEP.search(path.name)
+        steps = (told, named if is_sure else None, seen.step, named)
         return next((step for step in steps if step is not None), self.last_step + 1)
 
     def seal(self, one: Outside, step: int) -> Path:
@@ -228,7 +242,6 @@ class Watch:
         self.last_step = step
         self.sealed.append(step)
         self.known.add(one.mark)
-        self._sealed_here.add(one.path)
         self._before.add(one.path)
         self._refused.pop(one.path, None)
         seconds = round(self.clock() - began, 3)
@@ -246,7 +259,7 @@ class Watch:
         found = os.lstat(path)
         state = found.st_ino, found.st_mtime_ns
         if self._old.get(path, state if self.is_first else None) != state:
-            self._refuse(path, f"step {self.last_step} is sealed already: did the trainer begin again?")
+            self._refuse(path, _passed(self.last_step, step_in(path.name)))
         self._old[path] = state
 
     def _refuse(self, path: Path, why: str) -> None:
