@@ -3,52 +3,171 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from stoker.checkpoints.proof import prove_checkpoint
+from stoker.cli.main import exit_code
+from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.requests import file_request
+from stoker.supervise.external import stoker_client
 from support.foreign import make_foreign
 from support.training import TrainPipeline
+from support.waiting import wait_until
 
-# Trains to `steps` from the newest `out/step-N.bin` it is given; saves every 10 steps; ends as the files
-# `crash-<launch>` say.
+# A save is over sooner, and a look due.
+SITE = """
+import sys
+if "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
+    from stokerd.supervision import external_checkpoints
+    external_checkpoints.LOOK_S, external_checkpoints.QUIET_S = 0.1, 0.3
+"""
+# Trains to step 40 from the path it is given, up to the step in the file `until`; saves every 10 steps.
 SAVES = """
 import os, sys, time
-steps, resume = int(sys.argv[1]), os.environ["STOKER_RESUME_FROM"]
-done = int(open(resume).read()) if resume else 0
+resume = os.environ["STOKER_RESUME_FROM"]
 with open("launches", "a") as told:
-    told.write(f"{done} {resume}\\n")
+    told.write(os.path.basename(resume) + "\\n")
 launch = len(open("launches").readlines())
+if os.path.exists("bad-" + os.path.basename(resume)):
+    sys.exit("cannot load it")
+done = int(open(resume).read()) if resume else 0
 os.makedirs("out", exist_ok=True)
-for step in range(done + 1, steps + 1):
+for step in range(done + 1, 41):
+    while step > int(open("until").read()):
+        time.sleep(0.02)
     print(f"iter {step}: loss {9 / step}, time 1.00ms", flush=True)
     if step % 10 == 0:
         open(f"out/step-{step}.bin", "w").write(str(step))
     if os.path.exists(f"die-{launch}-{step}"):
         os.kill(os.getpid(), 9)
 """
+# Saves one file, again and again, and on a stop; tells of it by the client.
+TELLS = """
+import os, time
+from stoker_client import Stoker
+stoker = Stoker()
+step = int(open(stoker.resume).read()) if stoker.resume else 0
+with open("launches", "a") as told:
+    told.write(f"{step} {stoker.resume_step}\\n")
+while step < 40:
+    while step + 1 > int(open("until").read()) and not stoker.stop:
+        stoker.phase("train", step=step)  # what could not be sent is sent with the next word
+        time.sleep(0.02)
+    step += 1
+    stoker.phase("train", step=step, loss=9 / step)
+    if step % 10 == 0 or stoker.stop:
+        open("ckpt.tmp", "w").write(str(step))
+        os.replace("ckpt.tmp", "ckpt.txt")
+        stoker.tell(checkpoint="ckpt.txt")
+    if stoker.stop:
+        break
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SITE)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+
+
+def make(home: Path, script: str = SAVES, *, until: int = 40, **keys: Any) -> TrainPipeline:
+    settings = {"train__external": {"checkpoints": "out/*"}, **keys}
+    run = make_foreign(home, script, **settings)
+    (home / "until").write_text(str(until))
+    return run
 
 
 def launches(home: Path) -> list[str]:
     return (home / "launches").read_text().splitlines()
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def asides(folder: Path) -> list[str]:
+    return sorted(path.name.partition(".before-")[0] for path in folder.glob("*.before-*"))
 
 
-def make(home: Path, script: str = SAVES, *words: str, **keys: Any) -> TrainPipeline:
-    return make_foreign(home, script, *(words or ("40",)), train__external={"checkpoints": "out/*"}, **keys)
-
-
-def test_it_resumes_from_its_own_path_restored_from_the_proven_copy(tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_set_aside_and_the_one_before_is_restored(tmp_path: Path) -> None:
     run = make(tmp_path)
     (tmp_path / "die-1-25").touch()
-    (tmp_path / "die-2-25").touch()
+    (tmp_path / "bad-step-20.bin").touch()
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
-    assert launches(tmp_path) == ["0 ", *[f"20 {tmp_path}/out/step-20.bin"] * 2]
-    assert {one["step"] for one in run.events("checkpoint_sealed")} == {10, 20, 30, 40}
-    assert run.record()["finished"] == "trainer"
+    # Twice it could not be loaded; its own file is out of the way of a trainer that takes the newest.
+    assert launches(tmp_path) == ["", "step-20.bin", "step-20.bin", "step-10.bin"]
+    assert asides(tmp_path / "out") == ["step-20.bin"]
+    assert len(run.events("checkpoint_suspect")) == 1
+    # All are sealed although the trainer ended at once: also what an ended trainer has left.
+    assert run.checkpoints() == [f"step-{step:09d}" for step in (20, 30, 40)]  # keep_last
     newest = run.run.checkpoints / "step-000000040"
+    assert prove_checkpoint(newest).verdict == "proven"
     assert (newest / "files" / "step-40.bin").read_text() == "40"
-    assert json.loads((newest / "checkpoint.json").read_bytes())["loss"] is not None
+    assert run.record()["finished"] == "trainer"
+
+
+def test_a_rollback_survives_kills_and_what_it_gives_up_is_never_sealed_again(tmp_path: Path) -> None:
+    (tmp_path / "warm").mkdir()
+    run = make(tmp_path, until=25, warm=str(tmp_path / "warm"))
+    supervisor = run.start()
+    try:
+        wait_until(lambda: "step-000000020" in run.checkpoints(), what="the seal beside training")
+        (tmp_path / "until").write_text("30")
+        wait_until((tmp_path / "out" / "step-30.bin").exists, what="a save")
+    finally:
+        supervisor.kill()
+    (tmp_path / "out" / "step-35.bin").write_text("")  # half of one, say
+    layout = run.data.pipeline.layout
+    file_request(layout, TRAIN_SUPERVISOR, "rollback", {"to": 10, "reason": "test"}, {"timeline": 0})
+    (tmp_path / "until").write_text("40")
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert launches(tmp_path) == ["", "step-10.bin"]
+    assert asides(tmp_path / "out") == ["step-20.bin", "step-30.bin", "step-35.bin"]
+    assert {path.name for path in (run.run.abandoned / "t0").iterdir()} >= {"step-000000020"}
+    sealed = [run.run.checkpoints / name / "checkpoint.json" for name in run.checkpoints()]
+    bodies = [json.loads(path.read_bytes()) for path in sealed]
+    assert [(body["step"], body["timeline"]) for body in bodies] == [(20, 1), (30, 1), (40, 1)]
+    mirrored = list((tmp_path / "warm").glob("checkpoints/main/t1/step-000000040-*/files/step-40.bin"))
+    assert [path.read_text() for path in mirrored] == ["40"]
+
+
+def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_supervisor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make(tmp_path, TELLS, until=15, train__external={"step": None})
+    shutil.copy(str(stoker_client.__file__), tmp_path)
+    supervisor = run.start()
+    wait_until(lambda: run.checkpoints() == ["step-000000010"], what="the seal of what was told")
+    assert supervisor.stop() == 0
+    told = int((tmp_path / "ckpt.txt").read_text())
+    assert told == 16
+    (tmp_path / "ckpt.txt").rename(tmp_path / "lost")
+    shutil.copy(tmp_path / "lost", tmp_path / "ckpt.txt")
+    (tmp_path / "until").write_text("40")
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert launches(tmp_path) == ["0 0", "16 16"]
+    assert {10, 16, 40} <= {int(name[5:]) for name in run.checkpoints()}  # told too fast, the last counts
+    assert exit_code(["checkpoint", "list", str(run.data.file)]) == 0
+    assert capsys.readouterr().out.count("proven") == len(run.checkpoints())
+
+
+def test_a_run_begins_from_init_from_and_never_on_checkpoints_that_were_there(tmp_path: Path) -> None:
+    (tmp_path / "home" / "out").mkdir(parents=True)
+    before = tmp_path / "home" / "out" / "step-30.bin"
+    before.write_text("30")
+    run = make(tmp_path / "home")
+    ended = run.once()
+    assert ended.returncode == 78
+    assert str(before) in ended.stderr
+    assert "train.init_from" in ended.stderr
+    run = make(tmp_path / "home", train__init_from=str(before))
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert launches(tmp_path / "home") == ["step-30.bin"]
+    assert run.checkpoints() == ["step-000000030", "step-000000040"]

@@ -73,6 +73,11 @@ class Effects:
         for action in actions:
             self._effects[type(action)](action)
 
+    @property
+    def jobs(self) -> dict[str, Job]:
+        """The running jobs, by slot."""
+        return self.workers.jobs | self.external.jobs
+
     # Reload
 
     @property
@@ -270,7 +275,7 @@ class Effects:
         # Set first: on a full disk `keep` fails, and must not run again at each message of the trainer.
         self.run.change(keep_at=now + (KEEP_WAITING_S if waits else KEEP_S))
         for job in keep(self.run, now):
-            if job.slot not in self.workers.jobs:
+            if job.slot not in self.jobs:
                 self.start(job)
 
     def _launch(self, _: do.LaunchTrainer) -> None:

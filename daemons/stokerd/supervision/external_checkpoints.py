@@ -68,10 +68,11 @@ class ExternalCheckpoints:
             return None if state.is_looked or not record.launches else do.LookOutside()
         if (origin := run.pipeline.train.init_from) is not None and self._is_first(record):
             return do.LookOutside(str(origin))
-        return None if state.is_restored else do.RestoreOutside(run.at.path.name)
+        is_needed = run.newest is not None or self._foreign.checkpoints is not None
+        return do.RestoreOutside(run.at.path.name) if is_needed and not state.is_restored else None
 
-    def _is_first(self, record: RunRecord) -> bool:
-        return not record.launches and self.run.newest is None
+    def _is_first(self, record: RunRecord | None) -> bool:
+        return (record is None or not record.launches) and self.run.newest is None
 
     def look(self, told: Iterable[Told]) -> None:
         """Takes in what the trainer told and what the worker did; watches a trainer that runs."""
@@ -117,7 +118,7 @@ class ExternalCheckpoints:
                 job.worker.send({"told": path, "step": step})
 
     def _task(self, job: do.OutsideJob) -> dict[str, Any]:
-        run, layout, record = self.run, self.run.layout, self.run.store.begun
+        run, layout, record = self.run, self.run.layout, self.run.store.record
         assert self._foreign is not None
         given_up = [*quarantined(run.pipeline.layout.quarantine), *layout.abandoned.iterdir()]
         task = {
@@ -127,10 +128,10 @@ class ExternalCheckpoints:
             "checkpoints": str(layout.checkpoints),
             "given_up": list(map(str, given_up)),
             "history": run.accounts.history(),
-            "begun": datetime.fromisoformat(record.identity.created).timestamp(),
+            "begun": datetime.fromisoformat(record.identity.created).timestamp() if record else 0.0,
         }
-        if isinstance(job, do.RestoreOutside):
-            return task | self._to_restore(job, record)
+        if isinstance(job, do.RestoreOutside) or record is None:
+            return task | self._to_restore(record)
         self._newest = self._newest_told()
         trainer = run.state.trainer
         return task | {
@@ -144,13 +145,13 @@ class ExternalCheckpoints:
             "origin": job.origin if isinstance(job, do.LookOutside) else None,
         }
 
-    def _to_restore(self, job: do.RestoreOutside, record: RunRecord) -> dict[str, Any]:
+    def _to_restore(self, record: RunRecord | None) -> dict[str, Any]:
         run, budget, origin = self.run, self.run.pipeline.quarantine, self.run.pipeline.train.init_from
-        newest = run.checkpoints.get(job.name)
+        newest = run.newest
         return {
             "sealed": None if newest is None else str(newest.path),
             "body": None if newest is None else newest.body,
-            "run_id": record.identity.run_id,
+            "run_id": record.identity.run_id if record else "",
             "at": new_id(),
             "is_first": self._is_first(record),
             "origin": None if origin is None else str(origin),

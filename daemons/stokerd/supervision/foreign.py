@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.supervise.actions import Job, ProveCheckpoint
+from stoker.supervise.actions import Job, ProveCheckpoint, RestoreOutside
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
@@ -18,7 +18,12 @@ def keep(run: Run, now: float) -> Iterator[Job]:
         run.prune_and_keep()
         return
     run.data.gate = first_closed(gates(run))
-    if run.data.gate is None and run.store.record is None:
+    glob = run.pipeline.train.foreign and run.pipeline.train.foreign.checkpoints
+    if run.data.gate is None and run.store.record is None and glob and not run.state.is_restored:
+        # Before the record: begun on the checkpoints of another run, it could not be told where to begin.
+        run.data.gate = Gate("closed", "looking at the trainer's directory")
+        yield RestoreOutside("")
+    elif run.data.gate is None and run.store.record is None:
         run.store.begin_foreign()
         run.planner.belongs_to(run.store.begun.identity.run_id)
     run.accounts.keep(run.at)

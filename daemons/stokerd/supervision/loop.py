@@ -156,7 +156,7 @@ class Supervisor:
 
 def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
     """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
-    record, jobs = run.store.record, effects.workers.jobs | effects.external.jobs
+    record, jobs = run.store.record, effects.jobs
     seen = Seen(
         is_stopping=run.context.stopping,
         is_once=run.context.once,
