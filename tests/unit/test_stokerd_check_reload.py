@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -18,14 +19,20 @@ from support.pipelines import make_pipeline
 NOW = RunState().record(0.0)
 
 
-def checked(home: Path, daemon: str, running: Mapping[str, Any] = NOW, **changed: Any) -> dict[str, Any]:
+def checked(
+    home: Path,
+    daemon: str,
+    running: Mapping[str, Any] = NOW,
+    running_with: Mapping[str, Any] = MappingProxyType({}),
+    **changed: Any,
+) -> dict[str, Any]:
     """The check's result after a change of the file."""
     (home / "data").mkdir()
     before = make_pipeline(home / "data").pipeline
     places = {"state": str(before.state), "hot": str(before.hot)}
     asked = make_pipeline(home / "changed", **{**places, **changed}).file.read_text()
     before.file.write_text(asked.replace(str(home / "changed"), str(home / "data")))
-    config = before.model_dump(mode="json")
+    config = before.model_dump(mode="json") | running_with
     task = {"daemon": daemon, "file": str(before.file), "config": config, "work": {"run": {"state": running}}}
     return main(task, cast(Any, None))
 
@@ -52,6 +59,11 @@ def test_what_a_running_daemon_cannot_change_is_refused_with_its_line(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"data.yaml:\d+: {key.replace('__', '.')}: a reload cannot"):
         checked(tmp_path, TRAIN_SUPERVISOR, **{key: value})
+
+
+def test_a_run_cannot_get_a_dataset_by_a_reload(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dataset: a reload cannot"):
+        checked(tmp_path, TRAIN_SUPERVISOR, running_with={"dataset": None})
 
 
 def test_daemons_without_a_run_may_change_what_only_a_run_keeps(tmp_path: Path) -> None:

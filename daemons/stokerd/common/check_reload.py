@@ -40,7 +40,7 @@ def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
     if is_trainers and _is_foreign(task["config"]) != (pipeline.train.foreign is not None):
         changed.append("train.command")
         fixed += ("train.command",)
-    kept = [key for key in changed if any(f"{key}.".startswith(f"{one}.") for one in fixed)]
+    kept = [key for key in changed if any(_overlaps(key, one) for one in fixed)]
     refuse(pipeline, [Fault(tuple(key.split(".")), text) for key in kept])
     require_own_state(pipeline)
     if is_trainers:
@@ -64,6 +64,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> 
             yield from changes(old, new, f"{name}.")
         elif old != new and (key in before or new):
             yield name
+
+
+def _overlaps(one: str, other: str) -> bool:
+    """Returns whether a key is another one, holds it, or lies in it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _require_readable(state: Mapping[str, Any]) -> None:
