@@ -17,7 +17,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.events import _moment
-from stoker.cli.pipeline.status import gpus_line, report_lines, terminal_lines
+from stoker.cli.pipeline.status import gpus_line, report_lines, terminal_lines, watched_line
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
@@ -272,6 +272,26 @@ GPUS = {
 )
 def test_the_gpus_take_a_line_where_there_are_any(gpus: dict[str, Any], said: str) -> None:
     assert gpus_line(gpus) == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("plateau", {}, "plateau since step 1,001: loss 3.6000 at step 1,003, median 3.0000"),
+        ("spike", {"answer": "rollback"}, "spike since step 1,001: loss 3.6000 at step 1,003, median 3.0000; "
+         "the run goes back before it"),
+        ("spike", {"answer": "why"}, "spike since step 1,001: loss 3.6000 at step 1,003, median 3.0000; "
+         "left alone: why"),
+        ("slow", {"since": "now", "tokens_per_s": 600, "usual": 1000},
+         "slow since now: 600 tokens/s, 1,000 usually"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_loss_or_speed_takes_a_line(kind: str, more: dict[str, Any], said: str) -> None:
+    episode = {"first": 1001, "step": 1003, "loss": 3.6, "median": 3.0, **more}
+    assert watched_line(kind, episode) == said
+    body = {"run": "main", "run_state": "running", "watched": {kind: episode}, "step": None}
+    lines = report_lines("p", {**nothing(), "train_supervisor": told_by(body)})
+    assert any(line.split() == ["watch", *said.split()] for line in lines), lines
 
 
 def test_a_download_tells_how_far_it_is_in_all_and_file_by_file() -> None:

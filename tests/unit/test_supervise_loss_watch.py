@@ -156,6 +156,13 @@ def test_a_plateau_is_told_where_a_gain_could_be_seen_and_ends_with_one() -> Non
     assert told(noisy(lambda _: 2.5, 12_000, 0.5)) == [], "noise could hide a gain that matters"
 
 
+def test_a_log_of_every_tenth_step_has_a_plateau_that_begins_at_a_step_of_it() -> None:
+    watch = LossWatch()
+    found = [change for step, loss in enumerate(noisy(lambda _: 2.5, 9000, 0.05))
+             for change in watch.add(10 * step, loss)]  # fmt: skip
+    assert [(one.episode.kind, one.episode.first) for one in found] == [("plateau", 10 * WINDOW - 9)]
+
+
 @pytest.mark.parametrize("kind", ["spike", "diverged", "plateau"])
 def test_what_stands_is_the_same_after_all_steps_were_read_again(kind: str) -> None:
     losses = {

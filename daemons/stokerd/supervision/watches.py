@@ -24,6 +24,7 @@ from stokerd.supervision import policies
 from stokerd.supervision.run import Run
 
 LOOK_S = 1.0
+PIECES = 4  # of the log, that a look may read: a log of 100 MB is known after two minutes
 MEASURE_S = 60.0
 GAP_S = 10.0  # a longer time between two looks: the machine or this process did not run
 PRESSURES = ("cpu_some", "io_some", "memory_some", "steal", "idle_cpus")
@@ -68,18 +69,25 @@ class Watches:
         self._look_at = now + LOOK_S
         # A log that cannot be read now, or timelines that are damaged: others tell that.
         with contextlib.suppress(StorageError, DataError):
-            piece = self.rows.read(self.run.accounts.history())
-            if piece.is_anew:
-                self.loss, self.speed, self._is_known = LossWatch(), SpeedWatch(), False
-            changes = [change for row in piece.rows for change in self._take(row)]
-            self._is_excused = self._is_excused and not piece.rows
-            try:
-                self._tell(changes, is_last=piece.is_last)
-                self._judge_speed(cards)
-            except StorageError:
-                self._is_known = False
-                raise
+            for _ in range(PIECES):
+                if self._read(cards):
+                    break
         self._answer_spike()
+
+    def _read(self, cards: Cards) -> bool:
+        """Takes in a piece of the log, and tells what changes with it; returns whether it was the last."""
+        piece = self.rows.read(self.run.accounts.history())
+        if piece.is_anew:
+            self.loss, self.speed, self._is_known = LossWatch(), SpeedWatch(), False
+        changes = [change for row in piece.rows for change in self._take(row)]
+        self._is_excused = self._is_excused and not piece.rows
+        try:
+            self._tell(changes, is_last=piece.is_last)
+            self._judge_speed(cards)
+        except StorageError:
+            self._is_known = False
+            raise
+        return piece.is_last
 
     def _take(self, row: Row) -> list[Change]:
         if self._is_excused:

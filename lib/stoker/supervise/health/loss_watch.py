@@ -85,6 +85,7 @@ class LossWatch:
         self._sorted: list[float] = []
         self._count = 0  # finite losses so far
         self._blocks: list[float] = []  # medians, each of 512 losses
+        self._ends = [0]  # the steps at which they ended
         self._rises = 0
         self._best = math.inf  # the least median of 512 losses
         self._place: Place | None = None  # after the last step
@@ -107,7 +108,7 @@ class LossWatch:
         self._take(loss)
         if self._count >= WINDOW:
             if is_block := self._count % WINDOW == 0:
-                self._end_block()
+                self._end_block(step)
             found += self._look_for_divergence(step, loss, is_block=is_block)
             found += self._look_for_plateau(step, loss) if is_block else []
         return found
@@ -152,8 +153,9 @@ class LossWatch:
         is_over = self._calm >= CALM or step - spike.first >= WINDOW
         return self._end("spike", step, loss) if is_over else []
 
-    def _end_block(self) -> None:
+    def _end_block(self, step: int) -> None:
         median = self.median
+        self._ends.append(step)
         if self._blocks:
             before = self._blocks[-1]
             least = max(RISE_SIGMAS * self._sigma(), RISE_SHARE * abs(before))
@@ -186,7 +188,8 @@ class LossWatch:
             return self._end("plateau", step, loss) if gain - error > level else []
         if "diverged" in self.standing or gain + ERRORS * error >= level:
             return []
-        return self._begin(Episode("plateau", step - len(window) * WINDOW + 1, step, step, loss, self.median))
+        first = self._ends[-len(window) - 1] + 1
+        return self._begin(Episode("plateau", first, step, step, loss, self.median))
 
     def _begin(self, episode: Episode) -> list[Change]:
         self.standing[episode.kind] = episode
