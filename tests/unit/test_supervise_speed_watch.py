@@ -60,6 +60,9 @@ def test_a_short_standstill_is_no_slowness_however_long_it_looks() -> None:
     assert not slow(run.make(1, 2 / 3600)), "an hour in one step: the machine was paused"
     assert not slow(run.make(400))
     assert not slow(run.make(10, 0.05)), "seven minutes, and as usual before"
+    run.watch.interrupted()
+    run.make(1, 2 / 3600)
+    assert run.make(60, 0.6) is None, "three minutes besides"
 
 
 def test_steps_that_take_minutes_and_steps_of_milliseconds_are_judged_alike() -> None:
