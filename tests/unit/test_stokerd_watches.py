@@ -188,7 +188,7 @@ def test_time_that_is_no_steps_makes_no_trainer_slow(tmp_path: Path, view: dict[
         run.look()
         run.trains()
         run.log_speed(1, 5.0)  # 2,000 seconds
-        run.look()
+        assert run.look() == []
         run.log_speed(1, 1000.0)
         assert run.look() == []
 
@@ -214,6 +214,7 @@ def test_another_launch_is_judged_by_its_own_ten_minutes(tmp_path: Path) -> None
     run.trains()
     run.look()
     run.log_speed(300, 1000.0)
+    run.look()
     run.log_speed(25, 600.0)
     assert run.look() == []
     run.trains("l2")
