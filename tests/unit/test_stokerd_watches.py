@@ -144,6 +144,19 @@ def test_with_rollback_a_spike_takes_the_run_back_once(tmp_path: Path) -> None:
     assert run.told[0][1]["message"] == "the run went back to before it"
 
 
+def test_a_spike_that_is_over_before_anybody_looks_takes_the_run_back_too(tmp_path: Path) -> None:
+    run = Watched(tmp_path, supervise__on_spike="rollback")
+    run.log(1, 50, USUAL)
+    run.log(51, 55, HIGH)
+    run.log(56, 160, USUAL)
+    assert run.look() == [] and run.record.fork is None, "one from before this supervisor is past"
+    run.log(161, 165, HIGH)
+    run.log(166, 190, USUAL)
+    assert run.look() == ["loss_spike", "loss_recovered"]
+    fork = run.record.fork
+    assert fork is not None and (fork["to"], fork["skip"]) == (30, ((160, 165),))
+
+
 def test_a_spike_beyond_the_limit_is_left_alone_and_that_is_told_once(tmp_path: Path) -> None:
     limits = {"supervise__on_spike": "rollback", "supervise__skips_in_1000_steps": 0}
     run = Watched(tmp_path, **limits)

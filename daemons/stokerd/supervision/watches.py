@@ -58,6 +58,7 @@ class Watches:
         self._launch = ""  # whose steps are the last minutes'
         self._is_excused = False  # the next rows have time in them that is no step's
         self._is_known = False  # what stands agrees with run.json: each change is told from here on
+        self._passed: Episode | None = None  # a spike that began and ended between two looks
         self._look_at = 0.0
 
     def look(self, cards: Cards) -> None:
@@ -80,6 +81,10 @@ class Watches:
         if piece.is_anew:
             self.loss, self.speed, self._is_known = LossWatch(), SpeedWatch(), False
         changes = [change for row in piece.rows for change in self._take(row)]
+        if self._is_known:
+            begun = {change.episode.first for change in changes if not change.is_end}
+            ended = (change.episode for change in changes if change.is_end and change.episode.kind == "spike")
+            self._passed = next((one for one in ended if one.first in begun), self._passed)
         self._is_excused = self._is_excused and not piece.rows
         try:
             self._tell(changes, is_last=piece.is_last)
@@ -166,17 +171,18 @@ class Watches:
 
     def _answer_spike(self) -> None:
         """Decides, once for a spike, whether the run goes back; the trainer is then stopped."""
-        run, spike = self.run, self.loss.standing.get("spike")
-        told = run.store.begun.watched.get("spike")
+        run, watched = self.run, self.run.store.begun.watched
+        spike, self._passed = self._passed or self.loss.standing.get("spike"), None
         is_asked = run.pipeline.supervise.on_spike == "rollback" and run.pipeline.train.foreign is None
-        if spike is None or told is None or "answer" in told or not (is_asked and self._is_known):
+        if spike is None or not (is_asked and self._is_known) or "answer" in watched.get("spike", {}):
             return
         if run.state.phase is not Phase.TRAINING or run.store.begun.fork is not None:
             return
         answer = answer_spike(spike.first, spike.last, policies.facts(run), run.pipeline.supervise)
-        is_back = isinstance(answer, Fork)
-        body = {**told, "last": spike.last, "answer": "rollback" if is_back else answer}
-        changes: dict[str, Any] = {"watched": {**run.store.begun.watched, "spike": body}}
+        changes: dict[str, Any] = {}
+        if (told := watched.get("spike")) is not None:
+            body = {**told, "last": spike.last, "answer": "rollback" if isinstance(answer, Fork) else answer}
+            changes["watched"] = {**watched, "spike": body}
         if isinstance(answer, Fork):
             changes["fork"] = policies.fork_body(run, answer)
         run.store.change(**changes)
