@@ -21,7 +21,7 @@ NANOGPT = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_siz
 NANOGPT |= {"gradient_accumulation_steps": 8, "eval_interval": 5, "eval_iters": 1, "learning_rate": 0.003}
 HF = {"output_dir": "out", "save_steps": 20, "max_steps": 100_000, "logging_steps": 1, "eval_steps": 20}
 HF |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "eval_strategy": "steps"}
-HF |= {"use_cpu": "true", "report_to": "none", "disable_tqdm": "true"}
+HF |= {"use_cpu": "true", "report_to": "none", "disable_tqdm": "true", "dataloader_num_workers": 1}
 LIGHTNING = {"steps": 100_000, "batch": 32, "save_every": 20, "eval_every": 20, "out": "out"}
 
 

@@ -264,8 +264,15 @@ def test_a_stop_reaches_it_and_whoever_handled_it_before_and_later(environ: Envi
 
 def test_a_worker_that_it_forks_ends_by_term_as_before(environ: Environ, begin: Begin) -> None:
     begin(environ)
-    worker = multiprocessing.get_context("fork").Process(target=signal.pause)
+    reading, writing = multiprocessing.Pipe(duplex=False)
+
+    def work() -> None:
+        writing.send("works")
+        signal.pause()
+
+    worker = multiprocessing.get_context("fork").Process(target=work)
     worker.start()
+    assert reading.recv() == "works"
     worker.terminate()
     worker.join(10)
     worker.kill()
