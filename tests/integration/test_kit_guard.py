@@ -55,20 +55,23 @@ mark.write_text("saved")
 # Ends at once, leaving behind a process in a session of its own that ignores TERM.
 LEAVES_ORPHAN = 'setsid sh -c "trap \\"\\" TERM; echo \\$\\$ > $0; while :; do sleep 0.1; done" & '
 
-# Forks a worker, as PyTorch's data loader does, then starts a program; once asked to stop it waits for the
-# program, which the guard asks after the worker, and ends without the worker, which then hears of it.
-FORKS = """
-import os, pathlib, signal, subprocess, sys
-mark, stop = pathlib.Path(sys.argv[1]), []
-worker = os.fork()
-if not worker:
+# Has two workers, as PyTorch's data loaders do, and starts a program after them; once asked to stop it waits
+# for the program, which the guard asks after the workers, and ends without them: then they are asked.
+HAS_WORKERS = """
+import multiprocessing, os, pathlib, signal, subprocess, sys
+mark = pathlib.Path(sys.argv[1])
+forked = os.fork()
+if not forked:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(mark.write_text(mark.read_text() + ", worker asked")))
     while True: signal.pause()
+served = multiprocessing.get_context("forkserver").Process(target=signal.pause)
+served.start()
 program = subprocess.Popen(["sleep", "1000"])
 signal.signal(signal.SIGTERM, lambda *_: None)
 mark.write_text("working")
 program.wait()
-mark.write_text("saved" if os.waitpid(worker, os.WNOHANG) == (0, 0) else "lost a worker")
+is_whole = os.waitpid(forked, os.WNOHANG) == (0, 0) and served.is_alive()
+mark.write_text("saved" if is_whole else "lost a worker")
 os._exit(0)
 """
 
@@ -235,11 +238,11 @@ def test_term_twice_does_not_shorten_the_stop_time(start: Any, tmp_path: Path) -
     assert mark.read_text() == "saved"
 
 
-def test_what_a_program_has_forked_is_asked_to_stop_once_the_program_has_ended(
+def test_the_workers_of_a_program_are_asked_to_stop_once_the_program_has_ended(
     start: Any, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    guarded = start([sys.executable, "-c", FORKS, str(mark)])
+    guarded = start([sys.executable, "-c", HAS_WORKERS, str(mark)])
     wait_for_text(mark, "working")
     os.kill(guarded.guard().pid, signal.SIGTERM)
     assert guarded.supervisor.wait(LONG_S) == 0

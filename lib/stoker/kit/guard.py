@@ -5,7 +5,7 @@
 The guard is the subreaper of every process that CMD starts, in any session, and keeps the lock's descriptor
 open until its tree is empty. On SIGTERM, when its parent ends, and after CMD ends, the guard stops the
 processes that are left: TERM to each program, KILL to each process after the stop time, repeated until the
-last process is reaped. What a program has forked without an exec gets its TERM once the program has ended.
+last process is reaped. A program's own workers (forks without an exec) get theirs once it has ended.
 
 What CMD's tree prints is kept in the file OUTPUT and passed on (see relay); with an empty OUTPUT it
 prints to the guard's own stdout and stderr. CMD runs in DIRECTORY, or where the guard does if that is empty.
@@ -142,7 +142,7 @@ class Guard:
         """Signals the processes that exist now; processes started meanwhile get theirs in the next round."""
         kill = time.monotonic() >= kill_at
         for process, parent in family(os.getpid()).items():
-            if not kill and parent != os.getpid() and process.is_forked():
+            if not kill and parent != os.getpid() and process.is_part():
                 continue  # a part of its parent: a training that lost a data loader's worker fails
             with contextlib.suppress(PermissionError):  # a set-uid helper: its parent's end must do
                 if kill:

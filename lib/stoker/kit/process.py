@@ -48,10 +48,11 @@ class ProcessId(NamedTuple):
             return False
         return int(fields[_START]) == self.start_ticks and fields[_STATE] not in _DEAD
 
-    def is_forked(self) -> bool:
-        """Returns whether it still runs its parent's program: it was forked and has called no exec."""
-        with contextlib.suppress(ProcessLookupError):
-            return bool(int(_stat(self.pid)[_FLAGS]) & _FORKED)
+    def is_part(self) -> bool:
+        """Returns whether it is a worker of its parent's program: a fork without an exec, or their maker."""
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            is_forked = bool(int(_stat(self.pid)[_FLAGS]) & _FORKED)
+            return is_forked or b"from multiprocessing.forkserver" in _read(f"/proc/{self.pid}/cmdline")
         return False
 
 
