@@ -102,6 +102,7 @@ class TrainerControl:
                 output=run.layout.output(launch.launch),
             )
         except OSError as problem:
+            self.close()
             run.store.forgive_launch()
             raise Transient(f"the trainer cannot be started: {problem}") from problem
         guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
