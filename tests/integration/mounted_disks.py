@@ -22,6 +22,7 @@ from stoker.kit.process import children_tree, signal_process
 from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
 from support.audits import STOKER, audit_of
+from support.foreign import make_foreign
 from support.fuse import FuseMount
 from support.halting import wait_halted
 from support.mounts import free_bytes, is_apart, mount_small
@@ -42,6 +43,14 @@ if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
     from stokerd.sharding.activities import disks
     disks.ANSWERS_WITHIN_S = 1.5
     disks.MEASURE_EVERY_S = loop.LONGEST_WAIT_S = 0.5
+elif "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
+    from stoker.supervise.actions import OutsideJob
+    from stokerd.supervision import external_checkpoints
+    OutsideJob.silent_s = 2.0
+    external_checkpoints.LOOK_S, external_checkpoints.QUIET_S, external_checkpoints.AGAIN_S = 0.1, 0.3, 0.5
+elif "stoker.checkpoints.external.worker" in sys.orig_argv:
+    from stoker.kit.workers import child
+    child.ALIVE_EVERY_S = 0.5
 """
 
 
@@ -295,6 +304,38 @@ def test_a_hot_disk_that_is_unmounted_is_waited_for(home: Path) -> None:
 
 MIB = 1 << 20
 HOT, FLOOR = 8 * MIB, MIB
+
+
+# Says its steps, and leaves its checkpoints to the test.
+STEPS = """
+import time
+for step in range(1, 10**6):
+    print(f"iter {step}: loss 1.0, time 1.00ms", flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.long
+def test_a_trainers_directory_that_hangs_holds_up_its_checkpoints_alone(home: Path, mounts: Mounts) -> None:
+    out = mounts(home / "beneath", home / "out")
+    run = make_foreign(home, STEPS, train__external={"checkpoints": "out/*"})
+    supervisor = run.start()
+    try:
+        wait_until(run.last_step, what="training")
+        (home / "beneath" / "step-1.bin").write_bytes(b"1")
+        wait_until(lambda: run.checkpoints() == ["step-000000001"], what="the seal")
+        out.halt()
+        (home / "beneath" / "step-2.bin").write_bytes(b"2")
+        wait_until(lambda: run.events("external_unavailable"), what="the event")
+        step = run.last_step()
+        wait_until(lambda: run.last_step() > step + 20, what="training")
+        assert run.checkpoints() == ["step-000000001"]
+        assert len(run.events("external_unavailable")) == 1
+        out.go_on()
+        wait_until(lambda: run.checkpoints()[1:] == ["step-000000002"], what="the seal")
+        wait_until(lambda: run.events("external_available"), what="the event")
+    finally:
+        supervisor.stop()
 
 
 def small(home: Path) -> DataPipeline:

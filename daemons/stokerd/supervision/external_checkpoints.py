@@ -203,6 +203,7 @@ class ExternalCheckpoints:
                 self._alerts.raise_("checkpoint_failed", message=message)
             case "well":
                 self._alerts.clear("checkpoint_failed")
+                self._alerts.clear("external_unavailable", tell="external_available")
 
     def _ended(self, job: do.OutsideJob, end: WorkerExit) -> None:
         run, result = self.run, end.result

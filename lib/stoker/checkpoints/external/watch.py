@@ -160,7 +160,7 @@ class Watch:
                 self._refuse(link, "it is a symbolic link, which is never followed")
             for path in sorted({*found, *self._before, *self.told}, key=_by_step):
                 self._consider(path, is_at_rest=is_at_rest)
-            if self._retry_at:
+            if self._retry_at or self.is_first:
                 self.tell("well")
             self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
         except (OSError, Refused) as problem:

@@ -14,8 +14,8 @@ restore  {"sealed": path or null, "body": its checkpoint.json, "run_id", "at": a
             or {"status": "occupied", "path": a match of the glob that another run must have made}
 
 Messages: "sealed" with step, name, path, bytes and seconds; "refused" with path and reason; "taken" with a
-`told` path that is sealed or never will be; "trouble" with a message, and "well" once it is over; "progress"
-every few seconds.
+`told` path that is sealed or never will be; "trouble" with a message, and "well" after the first look
+and once it is over; "progress" every few seconds.
 """
 
 from __future__ import annotations
