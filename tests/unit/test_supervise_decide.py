@@ -318,11 +318,11 @@ def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> N
     run = begun(Phase.TRAINING, trainer=trainer(), rollbacks=("r",))
     assert decided(run, Seen()) == (do.StopTrainer(),)
     killed = Seen(end=GuardedEnd(None, 9))
-    assert decided(run, killed) == (do.EndLaunch(SOURCE, False), do.Enter(Phase.CLEANING))
+    assert decided(run, killed) == (do.EndLaunch(SOURCE, False, 137), do.Enter(Phase.CLEANING))
     asked = replace(run, trainer=trainer(stop_asked_at=NOW - 1))
     saved = Exit(ExitClass.STOPPED, "saved and stopped as asked")
     stopped = Seen(end=GuardedEnd(0, None), is_stopping=True)
-    assert decided(asked, stopped) == (do.EndLaunch(saved, True), do.End(0))
+    assert decided(asked, stopped) == (do.EndLaunch(saved, True, 0), do.End(0))
     hung = replace(run, trainer=trainer(stop_asked_at=NOW - 1, is_hung=True))
     (told, _) = decided(hung, Seen(end=GuardedEnd(0, None)))
     assert isinstance(told, do.EndLaunch) and told.exit.kind is ExitClass.HUNG

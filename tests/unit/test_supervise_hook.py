@@ -161,9 +161,11 @@ def test_what_a_command_started_ends_with_a_supervisor_that_is_killed(tmp_path: 
     environ = {**os.environ, "PYTHONPATH": tests}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as supervisor:
         assert supervisor.stdout is not None
-        guard = int(supervisor.stdout.readline())
-        tree = wait_until(lambda: len(found := children_tree(guard)) == 2 and found, what="the command")
-        supervisor.kill()
+        try:
+            guard = int(supervisor.stdout.readline())
+            tree = wait_until(lambda: len(found := children_tree(guard)) == 2 and found, what="the command")
+        finally:
+            supervisor.kill()
     wait_gone(tree)
 
 
