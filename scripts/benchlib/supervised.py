@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,15 +161,6 @@ class Supervised:
         """That of a running process."""
         pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")[:-1]
         return dict(pair.decode().split("=", 1) for pair in pairs)
-
-
-def cpu_of(pids: Iterable[int]) -> float:
-    """The CPU seconds so far of these processes and of their children that were waited for."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        total += sum(map(int, fields[11:15]))
-    return total / os.sysconf("SC_CLK_TCK")
 
 
 def wake_ups(pid: int) -> int:

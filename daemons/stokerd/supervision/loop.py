@@ -23,6 +23,7 @@ from stoker.store.errors import StorageError, Transient
 from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
 from stoker.supervise.decide import Seen, decide, mirror_job
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
+from stoker.supervise.health.guarded import WORDS
 from stoker.supervise.run.record import BY_TRAINER
 from stoker.supervise.state import Phase
 from stokerd.common.loop import CHECK_RELOAD
@@ -36,6 +37,7 @@ from stokerd.supervision.workers import Workers
 
 WAIT_S = 1.0
 REAP_S = 2.0
+GATHER_S = 0.05  # of a trainer that tells each of many steps a second
 STORAGE_S = 5.0  # between two tries at a state directory that cannot be used
 
 
@@ -72,7 +74,18 @@ class Supervisor:
             checked, is_stopping = self.reload.look(), self.context.stopping
             if checked is not None and self.effects.can_be_handed_over and not is_stopping:
                 self._begin_again(checked)
-            self.context.waiter.wait(wait_s)
+            self._wait(wait_s)
+
+    def _wait(self, wait_s: float) -> None:
+        """Waits until a cycle is due: for anything but words of a trainer that tell of steps alone."""
+        until, heard_at = time.monotonic() + wait_s, 0.0
+        while events := self.context.waiter.wait(max(0.0, until - time.monotonic())):
+            if any(event.about != WORDS for event in events) or not self.effects.trainer.listen():
+                return
+            self.run.note_time()
+            if time.monotonic() - heard_at < GATHER_S:  # several of them at once cost little more than one
+                time.sleep(GATHER_S)
+            heard_at = time.monotonic()
 
     def _begin_again(self, checked: Mapping[str, Any]) -> None:
         """Becomes the code and the configuration of now under a running trainer; its workers end before."""

@@ -177,14 +177,9 @@ class TrainerControl:
         trainer, guarded = self.run.state.live, self.guarded
         if trainer is None or guarded is None:
             return None
-        end = guarded.poll()  # before `drain`: all messages of an ended trainer have then arrived
+        end = guarded.poll()  # before the words: all messages of an ended trainer have then arrived
         now = time.monotonic()
-        before, datagrams = trainer, guarded.drain()
-        trainer = replace(trainer.after_words(datagrams, now), pid=guarded.trainer_pid)
-        self._measure(before, trainer)
-        if self.output is not None:
-            before, trainer = trainer, self.output.look(trainer, datagrams, now, is_last=end is not None)
-            self._measure(before, trainer)
+        trainer = replace(self._after_words(trainer, guarded.drain(), now, end), pid=guarded.trainer_pid)
         if trainer.view.phase == "wait-data" and self._lacks_data(trainer):
             trainer = trainer.believed()
         if now >= trainer.sample_at:
@@ -203,6 +198,28 @@ class TrainerControl:
         """Returns the checkpoints that the trainer told of since the last call, each with its newest step."""
         told, self._told = self._told, []
         return told
+
+    def listen(self) -> bool:
+        """Takes in the trainer's words alone; returns whether they tell of steps and no more.
+
+        Else a whole cycle is due. At a hundred words a second a cycle for each would be a tenth of a core.
+        """
+        before, guarded = self.run.state.live, self.guarded
+        if before is None or guarded is None:
+            return False
+        trainer = self._after_words(before, guarded.drain(), time.monotonic())
+        self.run.change(trainer=trainer)
+        return trainer.view.doing == before.view.doing and not (trainer.numerics or trainer.told)
+
+    def _after_words(
+        self, before: Trainer, datagrams: Sequence[bytes], now: float, end: GuardedEnd | None = None
+    ) -> Trainer:
+        trainer = before.after_words(datagrams, now)
+        self._measure(before, trainer)
+        if self.output is not None:
+            before, trainer = trainer, self.output.look(trainer, datagrams, now, is_last=end is not None)
+            self._measure(before, trainer)
+        return trainer
 
     def _lacks_data(self, trainer: Trainer) -> bool:
         """Returns whether the plan has no batch left for a trainer that says that it waits for one."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.runner import Bar, Measures, Scenario, Series
-from benchlib.supervised import Supervised, cpu_of, peak_bytes, wake_ups
+from benchlib.scenarios.start import cpu_s
+from benchlib.supervised import Supervised, peak_bytes, wake_ups
 from stoker.supervise.run.launch_record import TRAINER
 
 All = Mapping[str, Mapping[str, Series]]
@@ -28,7 +29,7 @@ LOOK_S, SETTLE_S = 30.0, 5.0
 WARM_STEPS, PAIR_STEPS = 20, 30
 FAST = {"model": SMALL, "seq_len": 32, "global_batch": 1}
 WORDS_A_SECOND = 100
-MOST_SHARES = {"no data yet": 0.005, "100 steps a second": 0.01, "100 words a second": 0.03}  # of a core
+MOST_SHARES = {"finished run": 0.003, "100 steps a second": 0.01, "100 words a second": 0.03}  # of a core
 
 
 class SuperviseMemoryScenario(Scenario):
@@ -86,7 +87,7 @@ class SuperviseRestartScenario(Scenario):
         began = time.monotonic()
         trainer = subprocess.Popen(TRAINER, env=self.environment, stdin=subprocess.DEVNULL)
         try:
-            return {"first_step_s": run.wait_for_step(1) - began, "cpu_s": cpu_of([trainer.pid])}
+            return {"first_step_s": run.wait_for_step(1) - began, "cpu_s": cpu_s(trainer.pid)}
         finally:
             trainer.kill()
             trainer.wait()
@@ -139,7 +140,7 @@ class SuperviseSpeedScenario(Scenario):
             os.kill(self.pid, signal.SIGCONT)
 
     def _cpu(self) -> float:
-        return cpu_of([self.pid, self.trainer.pid])
+        return cpu_s(self.pid) + cpu_s(self.trainer.pid)
 
 
 class SuperviseCostScenario(Scenario):
@@ -153,17 +154,13 @@ class SuperviseCostScenario(Scenario):
 
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
         return {
-            "no data yet": lambda _: self._cost("idle", {"start_when": {"tokens": 10**12}}, words=0),
+            "finished run": lambda _: self._cost("idle", {"steps": WARM_STEPS}, words=0),
             "100 steps a second": lambda _: self._cost("fast", FAST, words=0),
             "100 words a second": lambda _: self._cost("words", {}, words=WORDS_A_SECOND),
         }
 
     def bars(self, series: All) -> Iterator[Bar]:
-        for name, most in (
-            ("no data yet", 0.005),
-            ("100 steps a second", 0.01),
-            ("100 words a second", 0.03),
-        ):
+        for name, most in MOST_SHARES.items():
             yield Bar(f"{name}: share of a core", series[name]["cpu_share"].median, most)
 
     def _cost(self, name: str, train: Mapping[str, Any], *, words: int) -> Measures:
@@ -171,16 +168,17 @@ class SuperviseCostScenario(Scenario):
         run.set_up(train, run=name)
         with run.supervisor() as pid, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker:
             run.wait(run.status, "status")
-            if name != "idle":
-                run.wait_for_step(run.step() + WARM_STEPS)
+            run.wait_for_step(WARM_STEPS)
+            if name == "idle":
+                run.wait(lambda: run.status().get("at_rest"), "rest")
             time.sleep(SETTLE_S)
-            began, cpu, wakes, step = time.monotonic(), cpu_of([pid]), wake_ups(pid), run.step()
+            began, cpu, wakes, step = time.monotonic(), cpu_s(pid), wake_ups(pid), run.step()
             if words:
                 self._speak(speaker, words)
             else:
                 time.sleep(LOOK_S)
             took_s = time.monotonic() - began
-            share = (cpu_of([pid]) - cpu) / took_s
+            share = (cpu_s(pid) - cpu) / took_s
             measures = {"cpu_share": share, "cpu_of_day_s": share * 86400}
             measures["wake_ups_per_s"] = (wake_ups(pid) - wakes) / took_s
             return {**measures, "steps_per_s": (run.step() - step) / took_s}

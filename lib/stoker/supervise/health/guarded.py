@@ -21,6 +21,7 @@ from stoker.store.record import parse_json
 from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.health.trainer_protocol import MOST_BYTES
 
+GUARD, WORDS = "guard", "words"  # what is readable: the guard reported or ended; the trainer told something
 MOST_DATAGRAMS = 4096  # at once: a trainer may send faster than they are read
 
 
@@ -47,8 +48,8 @@ class GuardedTrainer:
         self._unread = b""
         self._end = GuardedEnd(None, None)
         self._waiter, self._filenos = waiter, (reports, words.fileno())
-        for descriptor in self._filenos:  # readable when guard or trainer have sent a message or ended
-            waiter.add_fd(descriptor, "trainer")
+        for descriptor, tag in zip(self._filenos, (GUARD, WORDS), strict=True):
+            waiter.add_fd(descriptor, tag)
 
     @classmethod
     def launched(
