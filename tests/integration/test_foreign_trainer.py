@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import read_record
 from stoker.supervise.audit.audit import audit_run
 from support.foreign import make_foreign
+from support.pipelines import make_pipeline
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
@@ -138,4 +141,24 @@ def test_with_the_whole_protocol_the_built_in_trainer_itself_may_be_the_command(
     assert ended.returncode == 0, ended.stderr
     assert run.checkpoints() == finished.checkpoints()
     assert run.rows() == finished.rows()
+    assert audit_run(run.data.pipeline).findings == ()
+
+
+def test_with_a_dataset_it_waits_for_the_start_gate_and_is_told_where_the_shard_sets_are(
+    shard_sets: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    for part in ("state", "hot"):
+        shutil.copytree(shard_sets / part, home / part, symlinks=True)
+    like = make_pipeline(tmp_path / "like").file.read_text()
+    data = {
+        key: value for key, value in yaml.safe_load(like).items() if key in ("dataset", "tokenizer", "shard")
+    }
+    sets = sorted(path.name for path in (home / "hot/shards/prose").iterdir())
+    script = "import os; print(sorted(os.listdir(os.environ['STOKER_SHARDS'])))"
+    run = make_foreign(home, script, name="data", hot="hot", train__start_when={"tokens": "1000"}, **data)
+    supervisor = run.once()
+    assert supervisor.returncode == 0, supervisor.stderr
+    assert str(sets) in supervisor.stdout
+    assert [one["message"] for one in run.events("start_gate_open")]
     assert audit_run(run.data.pipeline).findings == ()

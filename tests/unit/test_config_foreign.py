@@ -50,6 +50,13 @@ def test_the_words_of_a_command_are_those_that_were_written(
     assert load_text(tmp_path, commanded(written)).train.command == words
 
 
+def test_words_that_may_hold_a_secret_are_not_shown(tmp_path: Path) -> None:
+    words = "[python, train.py, --hub-token, abc, --api-key=def, --data=https://me:ghi@host/x, --tokens, '5']"
+    shown = effective_yaml(load_text(tmp_path, commanded(words)))
+    assert not [secret for secret in ("abc", "def", "ghi") if secret in shown]
+    assert "--api-key=****" in shown and "--tokens, '5'" in shown
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -66,6 +73,7 @@ def test_the_words_of_a_command_are_those_that_were_written(
         (MINIMAL + "  command: [x]\n  external: {protocol: full, step: auto}\n",
          "mine.yaml:11: train.external.step: means nothing for protocol: full"),
         (OWN + "  external: {protocol: full}\n  steps: 2\n", "mine.yaml:1: dataset: is required; add it"),
+        (OWN + "supervise: {on_spike: rollback}\n", "mine.yaml:5: supervise.on_spike: rollback skips"),
         (WITH_DATA + "warm: warm\n", "mine.yaml:1: evict.target_free: must be 0"),
     ],
 )  # fmt: skip

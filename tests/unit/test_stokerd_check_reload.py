@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
+import yaml
 
+from stoker.config.load import load_pipeline
 from stoker.kit.handover import VERSION
 from stoker.store.errors import ConfigError, UnknownFormat
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
@@ -79,3 +81,18 @@ def test_changes_name_a_key_that_is_on_one_side_alone() -> None:
     before = {"a": 1, "b": {"c": 1, "d": 2}, "e": {"f": 1}}
     now = {"a": 1, "b": {"c": 2, "d": 2}, "e": None, "g": 3, "later": False}
     assert list(changes(before, now)) == ["b.c", "e", "g"]
+
+
+def test_a_reload_cannot_put_a_trainer_of_the_users_own_in_the_place_of_another(tmp_path: Path) -> None:
+    built_in = ("steps", "seq_len", "global_batch", "model")
+    file = make_pipeline(tmp_path / "data").file
+    body = yaml.safe_load(file.read_text())
+    config = load_pipeline(file).model_dump(mode="json")
+    body["train"] = {key: value for key, value in body["train"].items() if key not in built_in}
+    file.write_text(yaml.safe_dump(body | {"train": body["train"] | {"command": ["train"]}}))
+    task = {"daemon": TRAIN_SUPERVISOR, "file": str(file), "config": config, "work": {"run": {"state": NOW}}}
+    with pytest.raises(ConfigError, match=r"train\.command: a reload cannot change it"):
+        main(task, cast(Any, None))
+    task["config"] = load_pipeline(file).model_dump(mode="json")
+    file.write_text(yaml.safe_dump(body | {"train": body["train"] | {"command": ["train", "--fast"]}}))
+    assert main(task, cast(Any, None))["changed"] == ["train.command"]

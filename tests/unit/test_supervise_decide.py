@@ -323,6 +323,11 @@ def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> N
     saved = Exit(ExitClass.STOPPED, "saved and stopped as asked")
     stopped = Seen(end=GuardedEnd(0, None), is_stopping=True)
     assert decided(asked, stopped) == (do.EndLaunch(saved, True, 0), do.End(0))
+    # A service manager asks the whole control group: an end may come before the supervisor has asked.
+    assert decided(begun(Phase.TRAINING, trainer=trainer()), stopped) == (
+        do.EndLaunch(saved, True, 0),
+        do.End(0),
+    )
     hung = replace(run, trainer=trainer(stop_asked_at=NOW - 1, is_hung=True))
     (told, _) = decided(hung, Seen(end=GuardedEnd(0, None)))
     assert isinstance(told, do.EndLaunch) and told.exit.kind is ExitClass.HUNG
@@ -336,6 +341,7 @@ def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> N
         ({"keep_at": NOW + 1}, {"is_settled": True}, do.Rest()),
         ({"is_at_rest": True}, {}, do.Wait("finished: steps")),
         ({"is_at_rest": True}, {"is_once": True}, do.End(0)),
+        ({"is_at_rest": True}, {"goes_on": True}, do.Enter(Phase.CLEANING)),
         ({"is_at_rest": True, "rollbacks": ("r",)}, {}, do.Enter(Phase.CLEANING)),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from stoker.config.schema_train import External
 from stoker.kit.context import DaemonContext
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId
@@ -49,7 +50,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     planner = SimpleNamespace(plan=plan_of(segment(0, 100)), why="")
     accounts = SimpleNamespace(
         planner=planner,
-        last_step=100,
+        last_step=changes.get("steps", 100),
         headway=SimpleNamespace(windows_per_s=changes.get("windows_per_s", 2.0)),
         wait=changes.get("wait", DataWait(60.0)),
         timeline=0,
@@ -58,7 +59,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     checkpoints = SimpleNamespace(
         newest=changes.get("checkpoint", PROVEN), sealed=changes.get("sealed", PROVEN)
     )
-    train = SimpleNamespace(run="main", global_batch=4)
+    train = SimpleNamespace(run="main", global_batch=4, foreign=changes.get("foreign"))
     context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
     parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, *[None] * 3))
     state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
@@ -226,3 +227,11 @@ def test_the_last_words_tell_the_seconds_of_steps_and_saves() -> None:
     saving = said(later, 13.0, "PHASE=checkpoint")
     saved = said(said(saving, 14.0, "PHASE=checkpoint"), 15.5, "PHASE=train\nSTEP=10")
     assert (saving.saves_s, saved.saves_s, saved.steps_s) == ((), (2.5,), ())
+
+
+def test_a_trainer_of_the_users_own_shows_no_plan_and_perhaps_no_last_step() -> None:
+    told = shown(foreign=External(), steps=None, windows_per_s=None)
+    assert {
+        told[name] for name in ("steps", "eta_s", "plan_entries", "plan_windows", "plan_windows_ahead")
+    } == {None}
+    assert status_text(told).startswith("training: step 50, loss 2.5000")

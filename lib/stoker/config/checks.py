@@ -294,6 +294,8 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
         unknown = set(re.findall(r"\{([^{}]*)\}", word)) - {"path", "step"}
         text = f"{{{', '.join(sorted(unknown))}}} is unknown; {{path}} and {{step}} are filled in"
         yield unknown, "train.external.resume", text
+    skips = "rollback skips windows of a plan, and a trainer of your own reads none; write tell"
+    yield pipeline.supervise.on_spike != "tell", "supervise.on_spike", skips
     kept = "must be 0: nothing may leave hot while a trainer of your own reads it"
     evicts = pipeline.has_data and pipeline.warm is not None and pipeline.evict.target_free != 0
     yield evicts, "evict.target_free", kept

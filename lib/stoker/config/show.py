@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,7 +65,7 @@ def masked(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: masked(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(masked(name, inner) for inner in value)
+        return tuple(masked(name, inner) for inner in _without_secret_words(value))
     if isinstance(value, Path):
         return str(value)
     if not isinstance(value, str):
@@ -73,6 +73,18 @@ def masked(name: str, value: Any) -> Any:
     if _SECRET_KEY.search(name):
         return MASK
     return _url_without_secrets(value)
+
+
+def _without_secret_words(words: Sequence[Any]) -> Iterator[Any]:
+    """Yields the words of a command with `--token=...`, the word after a `--token`, and URLs masked."""
+    is_secret = False
+    for word in words:
+        option, equals, value = str(word).partition("=") if isinstance(word, str) else (word, "", "")
+        name = str(option).lower().replace("-", "_")
+        is_named = name.startswith("_") and _SECRET_KEY.search(name) is not None
+        shown = f"{option}={MASK if is_named else _url_without_secrets(value)}" if equals else word
+        yield MASK if is_secret else shown
+        is_secret = is_named and not equals
 
 
 def _url_without_secrets(text: str) -> str:

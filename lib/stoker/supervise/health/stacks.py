@@ -61,6 +61,9 @@ def take(tree: Collection[ProcessId], announced: Announced, files: Mapping[int, 
     return found
 
 
+_COMMAND = re.compile(r"(?m)^(Process \d+): .*$")  # its words may hold a password
+
+
 def catches(pid: int, signum: int) -> bool:
     """Returns whether a process has a handler for a signal."""
     try:
@@ -106,7 +109,8 @@ def _by_py_spy(pids: Mapping[int, int]) -> dict[int, str]:
             done = subprocess.run(
                 command, capture_output=True, timeout=max(0.1, until - time.monotonic()), check=True
             )
-            found[rank] = done.stdout.decode("utf-8", "replace")[:MOST_BYTES]
+            told = done.stdout.decode("utf-8", "replace")[:MOST_BYTES]
+            found[rank] = _COMMAND.sub(r"\1", told)
     return found
 
 
