@@ -63,9 +63,12 @@ def test_the_commands_show_launches_and_checkpoints(
 
 def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline, tmp_path: Path) -> None:
     run = copy_of(finished, tmp_path / "again")
+    at_its_last_step = {"state": "paused", "finished": None, "paused": {"since": "", "by": "uid 0"}}
+    write_record(run.run.record, run.record() | at_its_last_step)
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
     assert len(run.events("trainer_launched")) == 1
+    assert (run.record()["state"], run.record()["paused"]) == ("finished", None)
 
 
 @pytest.mark.parametrize(
