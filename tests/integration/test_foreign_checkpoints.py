@@ -155,6 +155,10 @@ def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_
     assert {10, 16, 40} <= {int(name[5:]) for name in run.checkpoints()}  # told too fast, the last counts
     assert exit_code(["checkpoint", "list", str(run.data.file)]) == 0
     assert capsys.readouterr().out.count("proven") == len(run.checkpoints())
+    assert exit_code(["audit", str(run.data.file)]) == 0
+    assert "own: balanced\n" in (told_by_audit := capsys.readouterr().out) and "  plan " not in told_by_audit
+    assert exit_code(["generate", str(run.data.file)]) == 64
+    assert "of a trainer of your own: Stoker knows no model in it" in capsys.readouterr().err
 
 
 def test_a_run_begins_from_init_from_and_never_on_checkpoints_that_were_there(tmp_path: Path) -> None:

@@ -73,10 +73,8 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     proofs = _proofs(layout, deep)
     rows, damaged_rows = read_rows(layout.metrics)
     view = _View(pipeline, layout)
-    if view.is_foreign:  # its rows hold what it told, and no more
-        rows, damaged_rows = [], []
     proven: dict[str, CheckpointBody] = {}
-    view.add(layout.metrics, damaged_rows)
+    view.add(layout.metrics, () if view.is_foreign else damaged_rows)
     for name, proof in proofs.items():
         if proof.body is not None:
             proven[name] = proof.body
@@ -97,7 +95,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
             view.add(where, wrong)
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
     history = History(view.plan, view.timelines, sealed, launches)
-    wrong = row_findings(rows, history)
+    wrong = [] if view.is_foreign else row_findings(rows, history)  # its rows hold what it told
     if len(wrong) > MOST_ROW_FINDINGS:
         wrong[MOST_ROW_FINDINGS:] = [f"more findings than these {MOST_ROW_FINDINGS}"]
     view.add(layout.metrics, wrong)
