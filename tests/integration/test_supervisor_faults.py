@@ -63,17 +63,24 @@ def test_a_validator_that_cannot_run_convicts_nothing(
 IN_MOUNTS = """
 import sys
 from pathlib import Path
-from integration.test_supervisor_faults import checkpoints_fail
-checkpoints_fail(*map(Path, sys.argv[1:3]), sys.argv[3])
+from integration.test_supervisor_faults import disk_fails
+disk_fails(*map(Path, sys.argv[1:3]), *sys.argv[3:])
 """
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("fault", ["full", pytest.param("read-only", marks=pytest.mark.long)])
-def test_a_run_whose_checkpoints_cannot_be_written_goes_on_once_they_can(
-    shard_sets: Path, tmp_path: Path, fault: str
+@pytest.mark.parametrize(
+    ("disk", "fault"),
+    [
+        ("checkpoints", "full"),
+        pytest.param("checkpoints", "read-only", marks=pytest.mark.long),
+        pytest.param("runs", "full", marks=pytest.mark.long),
+    ],
+)
+def test_a_run_whose_disk_cannot_be_written_goes_on_once_it_can(
+    shard_sets: Path, tmp_path: Path, disk: str, fault: str
 ) -> None:
-    command = apart([sys.executable, "-c", IN_MOUNTS, str(shard_sets), str(tmp_path), fault])
+    command = apart([sys.executable, "-c", IN_MOUNTS, str(shard_sets), str(tmp_path), disk, fault])
     if command is None:
         pytest.skip(WHY_NOT)
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -81,27 +88,31 @@ def test_a_run_whose_checkpoints_cannot_be_written_goes_on_once_they_can(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def checkpoints_fail(shard_sets: Path, home: Path, fault: str) -> None:
-    """In mounts of its own: the disk of the checkpoints takes none for a while, in the middle of a run."""
+def disk_fails(shard_sets: Path, home: Path, disk: str, fault: str) -> None:
+    """In mounts of its own: the disk of the checkpoints, or of the run, takes no bytes in its middle."""
     from support.mounts import mount_small, remount
 
     run = make_training(shard_sets, home / "run", train__steps=120, supervise__no_progress_launches=1)
-    mount_small(run.run.checkpoints, 4 << 20)
-    filler = run.run.checkpoints / "filler"
+    place = run.run.checkpoints if disk == "checkpoints" else run.data.pipeline.layout.runs
+    mount_small(place, 8 << 20)
     daemon = run.start()
     try:
         run.wait_for_step(25)
         if fault == "full":
-            with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+            with (place / "filler").open("wb", buffering=0) as stream, contextlib.suppress(OSError):
                 while True:
                     stream.write(bytes(1024))
         else:
-            remount(run.run.checkpoints, "ro")
-        ended = wait_until(lambda: run.events("trainer_exited")[1:], LONG_S, "two launches that end")
-        assert {one["exit_class"] for one in ended} == {"storage"}
+            remount(place, "ro")
+        ended = wait_until(lambda: run.events("trainer_exited"), LONG_S, "the end of the trainer")
+        if disk == "checkpoints":
+            wait_until(lambda: run.events("trainer_exited")[1:], LONG_S, "the end of another one")
+        else:  # of which no launch can be recorded
+            wait_until(lambda: run.events("storage_trouble"), LONG_S, "the trouble told")
+        assert ended[0]["exit_class"] == "storage"
         assert not run.events("run_halted") and not list(run.data.pipeline.layout.quarantine.iterdir())
-        remount(run.run.checkpoints, "rw")
-        filler.unlink(missing_ok=True)
+        remount(place, "rw")
+        (place / "filler").unlink(missing_ok=True)
         wait_until(lambda: run.record()["state"] == "finished", LONG_S, "the end of the run")
     finally:
         assert daemon.stop() == 0
