@@ -3,10 +3,15 @@
 The copy is an overlay of ``/`` on a tmpfs in fresh pid, mount, uts, ipc, cgroup and network namespaces.
 Nothing it writes reaches the host: ``/tmp``, ``/run`` and ``/dev/shm`` are private, so tidying up at boot
 cannot wipe the host's. What must be seen from the host is bound in by name.
+
+A box that `keeps_disk` can be booted again after a `power_cut`, and finds what was written before. A `hybrid`
+box has the host's controllers of control groups version 1 (a limit of memory works there); another one only
+tracks processes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -15,6 +20,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from support.waiting import wait_until
 
@@ -34,13 +40,13 @@ MASKED = """
 
 BOOT = r"""
 set -euo pipefail
-echo $$ > {cgroup}/cgroup.procs
+for group in {cgroups}; do echo $$ > $group/cgroup.procs; done
 mount --make-rprivate /
-mount -t tmpfs -o mode=755,size=4g box {lab}
-mkdir -p {lab}/root {lab}/up {lab}/work
+{disk}
+mkdir -p {root} {lab}/up {lab}/work
 mount -t overlay overlay -o lowerdir=/,upperdir={lab}/up,workdir={lab}/work {root}
 mkdir -p {root}/run {root}/tmp {root}/sys {root}/proc {root}/dev
-rm -rf {root}/var/log/journal
+{fresh}
 mount -t proc proc {root}/proc
 mount -t sysfs -o ro sysfs {root}/sys
 mount --rbind /dev {root}/dev
@@ -49,7 +55,6 @@ mount --bind /dev/null {root}/dev/kmsg
 mount -t tmpfs -o mode=755 run {root}/run
 mount -t tmpfs -o mode=1777 tmp {root}/tmp
 mkdir -p {root}/run/lock
-rm -rf {root}/etc/systemd/system/*.wants
 for unit in {masked}; do ln -sfn /dev/null {root}/etc/systemd/system/$unit; done
 : > {root}/etc/fstab
 hostname {name}
@@ -59,12 +64,31 @@ mount --make-rshared {root}
 exec unshare --cgroup bash -c {inner}
 """
 
+# Whatever the host has enabled stays off in the box; what the box enables outlives a power cut.
+FRESH = "rm -rf {root}/var/log/journal {root}/etc/systemd/system/*.wants"
+
+MEMORY_DISK = (
+    "mount -t tmpfs -o mode=755,size=4g box {lab}"  # also where / is an overlay itself; fsync is free
+)
+
 INNER = r"""
 set -euo pipefail
-mount -t cgroup2 cgroup2 {root}/sys/fs/cgroup
+groups={root}/sys/fs/cgroup
+{hierarchy}
 exec env -i container=box PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
   chroot {root} /lib/systemd/systemd --system --unit=multi-user.target --show-status=no
 """
+
+HIERARCHY = "mount -t cgroup2 cgroup2 $groups"
+HYBRID = r"""
+mount -t tmpfs -o mode=755 cgroup $groups
+mkdir $groups/unified $groups/systemd
+mount -t cgroup2 cgroup2 $groups/unified
+mount -t cgroup -o none,name=systemd cgroup $groups/systemd
+for one in {controllers}; do mkdir $groups/$one; mount -t cgroup -o $one cgroup $groups/$one; done
+"""
+CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "blkio")
+OF_SYSTEMD = "name=systemd"
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -75,12 +99,16 @@ ENVIRONMENT = {
 }
 
 
-def _cgroup2() -> Path | None:
+def _cgroup_mounts() -> dict[str, Path]:
+    """Returns where each control group hierarchy is mounted: `cgroup2`, and the names of version 1."""
+    found: dict[str, Path] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, right = line.split(" - ", 1)
-        if right.split()[0] == "cgroup2":
-            return Path(left.split()[4])
-    return None
+        kind, _, options = right.split(maxsplit=2)
+        names = ["cgroup2"] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
+        for name in names:
+            found.setdefault(name, Path(left.split()[4]))
+    return found
 
 
 def missing() -> str | None:
@@ -92,7 +120,7 @@ def missing() -> str | None:
             return f"needs {tool}"
     if not Path("/lib/systemd/systemd").exists():
         return "needs systemd installed"
-    if _cgroup2() is None:
+    if "cgroup2" not in _cgroup_mounts():
         return "needs a cgroup2 mount"
     probe = subprocess.run(
         ["unshare", "--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "true"],
@@ -102,45 +130,79 @@ def missing() -> str | None:
     return None if probe.returncode == 0 else f"cannot make namespaces: {probe.stderr.decode().strip()}"
 
 
+def missing_hybrid() -> str | None:
+    """Why a hybrid box cannot be had on this machine, or None."""
+    lacking = {OF_SYSTEMD, "memory"} - _cgroup_mounts().keys()
+    return f"needs version 1 of control groups: {', '.join(sorted(lacking))}" if lacking else missing()
+
+
 class Box:
     """Start it with ``with``; run commands inside with `run`; it is gone, whatever happened, afterwards."""
 
-    def __init__(self, name: str, binds: Sequence[tuple[Path, str]] = ()) -> None:
-        self.name = name
-        self.binds = binds
+    def __init__(
+        self,
+        name: str,
+        binds: Sequence[tuple[Path, str]] = (),
+        *,
+        hybrid: bool = False,
+        keeps_disk: bool = False,
+    ) -> None:
+        self.name, self.binds, self._keeps_disk = name, binds, keeps_disk
         self.lab = Path(tempfile.mkdtemp(prefix=f"box-{name}-", dir="/var/tmp"))
-        self.pid = 0
-        mounted = _cgroup2()
-        assert mounted is not None
-        self.cgroup = mounted / f"box-{self.lab.name}"
+        self.pid = self._boots = 0
+        mounted = _cgroup_mounts()
+        self._controllers = [one for one in CONTROLLERS if one in mounted] if hybrid else []
+        used = ["cgroup2", *([OF_SYSTEMD, *self._controllers] if hybrid else [])]
+        self._cgroups = [mounted[one] / f"box-{self.lab.name}" for one in used]
 
     def __enter__(self) -> Box:
-        self.cgroup.mkdir()
+        try:
+            return self.boot()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def boot(self) -> Box:
+        """Starts the box: the first time as a copy of this machine, after a power cut as it was left."""
+        for cgroup in self._cgroups:
+            cgroup.mkdir(exist_ok=True)
         root = self.lab / "root"
         binds = "\n".join(
             f"mkdir -p {root}{target}; mount --bind {shlex.quote(str(source))} {root}{target}"
             for source, target in self.binds
         )
+        hybrid = HYBRID.format(controllers=" ".join(self._controllers))
+        inner = INNER.format(root=root, hierarchy=hybrid if self._controllers else HIERARCHY)
         script = BOOT.format(
-            cgroup=self.cgroup, lab=self.lab, root=root, name=self.name, binds=binds,
-            masked=" ".join(MASKED), inner=shlex.quote(INNER.format(root=root)),
+            cgroups=shlex.join(map(str, self._cgroups)), lab=self.lab, root=root, name=self.name,
+            disk=":" if self._keeps_disk else MEMORY_DISK.format(lab=self.lab),
+            fresh=":" if self._boots else FRESH.format(root=root), binds=binds,
+            masked=" ".join(MASKED), inner=shlex.quote(inner),
         )  # fmt: skip
+        self._boots += 1
         flags = ["--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "--kill-child"]
-        self.log = (self.lab.parent / f"{self.lab.name}.log").open("wb")
-        self.outer = subprocess.Popen(
-            ["unshare", *flags, "bash", "-c", script],
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
-        )  # fmt: skip
-        try:
-            wait_until(self._booted, 60, "the box's systemd")
-        except BaseException:
-            self.__exit__()
-            raise
+        with (self.lab / "boot.log").open("wb") as log:
+            self.outer = subprocess.Popen(
+                ["unshare", *flags, "bash", "-c", script],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        wait_until(self._booted, 60, "the box's systemd")
         return self
+
+    def power_cut(self) -> None:
+        """Ends every process of the box at once; `boot` starts it again, with the disk that it kept."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)  # the namespace's init: the kernel ends everything in it
+        else:
+            self.outer.kill()
+        self.outer.wait(30)
+        self.pid = 0
 
     def _booted(self) -> bool:
         if self.outer.poll() is not None:
-            raise AssertionError(f"the box did not boot: {Path(self.log.name).read_text(errors='replace')}")
+            raise AssertionError(
+                f"the box did not boot: {(self.lab / 'boot.log').read_text(errors='replace')}"
+            )
         children = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children").read_text().split()
         if not children:
             return False
@@ -154,15 +216,10 @@ class Box:
         return state in ("running", "degraded")
 
     def __exit__(self, *exc: object) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)  # the namespace's init: the kernel ends everything in it
-        else:
-            self.outer.kill()
-        self.outer.wait(30)
-        self.log.close()
-        Path(self.log.name).unlink()
-        for folder, _, _ in os.walk(self.cgroup, topdown=False):
-            wait_until(lambda folder=folder: _rmdir(folder), what="the box's control group to empty")
+        self.power_cut()
+        for cgroup in self._cgroups:
+            for folder, _, _ in os.walk(cgroup, topdown=False):
+                wait_until(lambda folder=folder: _rmdir(folder), what="the box's control group to empty")
         shutil.rmtree(self.lab, ignore_errors=True)
 
     def run(
@@ -186,8 +243,16 @@ class Box:
         self.run("journalctl", "--sync", check=False)
         return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit, *options, check=False).stdout
 
+    def journal_json(self, unit: str, *options: str) -> list[dict[str, Any]]:
+        """Returns the unit's journal entries with all their fields."""
+        return [json.loads(line) for line in self.journal(unit, "-o", "json", *options).splitlines()]
+
+    def path(self, inside: str) -> Path:
+        """Returns where a file of the box is seen from outside."""
+        return Path(f"/proc/{self.pid}/root{inside}")
+
     def write(self, inside: str, text: str) -> None:
-        path = Path(f"/proc/{self.pid}/root{inside}")
+        path = self.path(inside)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

@@ -97,7 +97,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 
 
 def in_state(box: Box, name: str) -> Path:
-    return Path(f"/proc/{box.pid}/root/var/lib/stoker/thread/{name}")
+    return box.path(f"/var/lib/stoker/thread/{name}")
 
 
 def trained_steps(box: Box) -> int:
@@ -107,7 +107,7 @@ def trained_steps(box: Box) -> int:
 
 def processes(box: Box, supervisor: str) -> tuple[str, int]:
     """The pids of the supervisor and of its trainer."""
-    status = Path(f"/proc/{box.pid}/root/run/stoker/thread/status/train_supervisor.json")
+    status = box.path("/run/stoker/thread/status/train_supervisor.json")
     return box.show(supervisor, "MainPID"), json.loads(status.read_text())["trainer_pid"]
 
 
@@ -129,7 +129,7 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
         page = box.run(sys.executable, "-c", SCRAPE, f"http://{holder['metrics']}/metrics").stdout
         assert "stoker_daemon_rss_bytes " in page, daemon
         assert MEMORY_OF_WORKERS.get(daemon, "stoker_daemon_rss_bytes") in page
-    records = [json.loads(line) for line in box.journal(units[2], "-o", "json").splitlines()]
+    records = box.journal_json(units[2])
     assert any(record.get("STOKER_EVENT") and record.get("STOKER_PIPELINE") == "thread" for record in records)
 
     followed = box.run(*shlex.split(JOURNAL.replace("-fu", "-o json -u"))).stdout
