@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 import sysconfig
 import warnings
@@ -40,6 +41,7 @@ train:
   start_when: {tokens: 1000, shard_sets: 1}
   model: {layers: 1, width: 16, heads: 2, kv_heads: 2, ffn_width: 32}
   seq_len: 32
+  compile: blocks
   global_batch: 4
   evaluate: {every_steps: 1000, tokens: 1024}
   checkpoint: {every: 30m}
@@ -54,6 +56,12 @@ if [ "$1" = -u ]; then user=$2; shift 2; exec runuser -u "$user" -- "$@"; fi
 exec "$@"
 """
 
+PROBE = """
+[Service]
+Type=oneshot
+ExecStart={run}
+StateDirectory=stoker/%i
+"""
 SCRAPE = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
 
 MEMORY_OF_WORKERS = {
@@ -205,3 +213,26 @@ def test_systemd_finds_nothing_wrong_with_the_units(box: Box) -> None:
     checked = box.run("systemd-analyze", "verify", *units, "/etc/systemd/system/stoker@.target")
     assert checked.stderr == "", "systemd-analyze returns 0 even on an unknown key, so silence is demanded"
     assert os.fspath(REPO) not in checked.stdout
+
+
+def test_no_unit_is_exposed_by_more_than_two_points(tmp_path: Path) -> None:
+    for unit in sorted((REPO / "deploy" / "systemd").glob("*.service")):
+        ask = ["systemd-analyze", "security", "--offline=yes", "--threshold=20", str(unit)]
+        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{unit.name}: {done.stdout.splitlines()[-1]}"
+
+
+def test_the_sandbox_allows_what_daemons_and_trainer_need_and_refuses_the_rest(box: Box) -> None:
+    run = f"{sys.executable} {REPO / 'tests' / 'systemd' / 'probe.py'} %S/stoker/%i"
+    box.write("/etc/systemd/system/stoker-probe@.service", PROBE.format(run=run))
+    box.run("systemctl", "start", "stoker-probe@probe.service")
+    found = json.loads(box.path("/var/lib/stoker/probe/probe.json").read_text())
+
+    refused = {what: said for what, said in found.items() if said != "ok"}
+    written = [what for what in found if what.startswith("write /")]
+    assert refused.pop("log of the kernel") in ("EPERM", "EACCES", "ENOENT")
+    assert refused == {
+        **dict.fromkeys(written, "EROFS"),
+        **dict.fromkeys(("unshare", "chown"), "EPERM"),
+        "packet": "EAFNOSUPPORT",
+    }
