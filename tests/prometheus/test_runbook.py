@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.cli.main import cli
-from stoker.kit.event_words import WORDS
+from stoker.kit.event_words import REGISTER, WORDS
 from stoker.kit.metrics import Metrics
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stokerd.download.loop import FIGURES as DOWNLOAD
@@ -93,8 +93,24 @@ def test_the_runbook_names_events_that_the_daemons_record() -> None:
             assert set(words.split("|")) <= known
 
 
-def test_the_runbook_names_commands_and_options_that_exist() -> None:
-    shown = re.findall(r"`(stoker [^`]+)`|^(stoker [^#\n]+)", RUNBOOK, re.MULTILINE)
+def test_the_register_and_the_runbook_tell_the_same_act() -> None:
+    acts = dict(re.findall(r"^### (\w+)\n.*?^\*\*Act\.\*\* (.*?)^\*\*Verify", RUNBOOK, re.M | re.S))
+    for name, word in REGISTER.items():
+        if word.alert:
+            act = " ".join(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", acts[word.alert]).split())
+            assert word.do.rstrip(".") in act.replace("/etc/stoker/NAME.yaml", "FILE"), (
+                f"{name} and {word.alert}"
+            )
+    told = {word.alert for word in REGISTER.values()}
+    for title, text in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", RUNBOOK, re.M | re.S):
+        check = text.split("**Check.**")[1].split("**Act.**")[0]
+        named = {word for word in re.findall(r"`(\w+)`", check) if word in REGISTER}
+        assert title in told or not any(REGISTER[word].alert == "" for word in named), f"{title}: {named}"
+
+
+def test_runbook_and_register_name_commands_and_options_that_exist() -> None:
+    texts = [f"{word.means} {word.check} {word.do}" for word in REGISTER.values()]
+    shown = re.findall(r"`(stoker [^`]+)`|^(stoker [^#\n]+)", "\n".join([RUNBOOK, *texts]), re.MULTILINE)
     commands = {" ".join((ticked or plain).split()) for ticked, plain in shown}
     assert len(commands) > 15
     for line in commands:

@@ -1,4 +1,4 @@
-"""Every event word that the code records is in the register, and the register has no other."""
+"""Every event word that the code records is in the register at its level, and the register has no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.kit.event_words import WORDS
+import pytest
+
+from stoker.kit.event_words import REGISTER, WORDS, message_id
+from stoker.kit.event_words.every import LOGGED
 from stoker.kit.terminal import SENTENCES
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +35,23 @@ TABLES = {
     "daemons/stokerd/sharding/activities/disks.py": ("AWAY",),
     "daemons/stokerd/sharding/activities/moves.py": ("MOVES",),
 }
+# The level that each gives its word when it is not told one, and the place of the level after the word.
+LEVELS: dict[str, tuple[str, int | None]] = {
+    "record": ("info", 1),
+    "event": ("info", 1),
+    "raise_": ("warning", None),
+    "Alert": ("warning", 2),
+    "begin": ("warning", None),
+    "_pause": ("warning", None),
+    "Change": ("info", 2),
+    "warn_once": ("warning", None),
+    "_record_silence": ("warning", None),
+    "end": ("info", None),
+    "info": ("info", None),
+    "warning": ("warning", None),
+    "error": ("error", None),
+}
+LOGS = r"(.*log\.)?(info|warning|error)"  # what writes to the log alone
 WORD = re.compile(r"reloaded|[a-z]+(_[a-z]+)+")
 REGISTERED = {word for words in WORDS.values() for word in words}
 
@@ -71,41 +91,138 @@ def assigned(tree: ast.AST) -> dict[str, list[ast.AST]]:
     return found
 
 
-def recorded(tree: ast.AST, tables: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Yields line and word of each event that a module records."""
+def recorded(tree: ast.AST) -> Iterator[tuple[ast.Call, int | str, str]]:
+    """Yields each call that records an event, the place of its word, and the word or a pattern of it."""
     values = assigned(tree)
-    for table in tables:
-        yield from (
-            (0, word) for value in values[table] for part in ast.walk(value) for word in words_in(part)
-        )
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        for place in RECORDERS.get(name, ()):
+        for place in RECORDERS.get(called(node), ()):
             given = node.args[place : place + 1] if isinstance(place, int) else []
             given += [keyword.value for keyword in node.keywords if keyword.arg == place]
             for each in given:
                 known = values.get(each.id, []) if isinstance(each, ast.Name) else [each]
-                yield from ((node.lineno, word) for value in known for word in words_in(value))
+                yield from ((node, place, word) for value in known for word in words_in(value))
+
+
+def called(node: ast.Call) -> str:
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+def levels_of(node: ast.Call, place: int | str) -> set[str]:
+    """Returns the levels at which a call records its word; none where they are not in the text."""
+    name = called(node)
+    if place == "tell":
+        return {"info"}  # an end
+    if name not in LEVELS:
+        return set()
+    usual, after = LEVELS[name]
+    given = [keyword.value for keyword in node.keywords if keyword.arg == "level"]
+    if after is not None and isinstance(place, int):
+        given += node.args[place + after : place + after + 1]
+    if not given:
+        return {usual}
+    known = {each.value for each in ast.walk(given[0]) if isinstance(each, ast.Constant)}
+    return known & {"debug", "info", "warning", "error"}
+
+
+def matching(word: str, place: str) -> set[str]:
+    found = {one for one in REGISTERED if re.fullmatch(word, one)}
+    assert found, f"{place} records {word}, which kit/event_words lacks"
+    return found
+
+
+def calls() -> Iterator[tuple[str, ast.Call, int | str, set[str]]]:
+    """Yields place, call, the place of its word, and the words of each call that records an event."""
+    for path in sources():
+        file = path.relative_to(ROOT)
+        for node, place, word in recorded(ast.parse(path.read_text())):
+            yield f"{file}:{node.lineno}", node, place, matching(word, f"{file}:{node.lineno}")
 
 
 def test_every_recorded_word_is_registered_and_every_registered_word_is_recorded() -> None:
-    seen: set[str] = set()
-    for path in sources():
-        place = str(path.relative_to(ROOT))
-        for line, word in recorded(ast.parse(path.read_text()), TABLES.get(place, ())):
-            matching = {one for one in REGISTERED if re.fullmatch(word, one)}
-            assert matching, f"{place}:{line} records {word}, which kit/event_words.py lacks"
-            seen |= matching
+    seen = {word for *_, words in calls() for word in words}
+    for file, tables in TABLES.items():
+        values = assigned(ast.parse((ROOT / file).read_text()))
+        parts = (part for table in tables for value in values[table] for part in ast.walk(value))
+        for part in parts:
+            for word in words_in(part):
+                seen |= matching(word, file)
     assert REGISTERED - seen == set(), "in the register, but nowhere recorded"
 
 
+def test_every_word_is_recorded_at_its_level() -> None:
+    known = 0
+    for place, node, where, words in calls():
+        for level in levels_of(node, where):
+            for word in words if len(words) == 1 else ():
+                entry = REGISTER[word]
+                assert level in {entry.level, entry.also}, f"{place}: {word} is {entry.level} in the register"
+                known += 1
+    assert known > 150
+
+
+def test_every_logged_word_is_registered_at_its_level() -> None:
+    seen = set()
+    for path in (*sources(), *(ROOT / "lib" / "stoker" / "observe").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not re.fullmatch(LOGS, ast.unparse(node.func)):
+                continue
+            for word in (
+                words_in(node.args[0]) if node.args and isinstance(node.args[0], ast.Constant) else ()
+            ):
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                assert word in REGISTER, f"{place} logs {word}, which kit/event_words lacks"
+                assert called(node) == REGISTER[word].level, place
+                seen.add(word)
+    assert LOGGED.keys() - seen <= {"progress", "drained", "interrupted", "fetcher_stacks"}
+
+
+def test_a_text_names_fields_that_every_such_event_has() -> None:
+    for place, node, where, words in calls():
+        if where == "tell" or called(node) in ("clear", "AlertOver", "Alert", "Change"):
+            continue
+        has = {keyword.arg for keyword in node.keywords}
+        if None in has:
+            continue
+        has |= {"path", "reason"} if called(node) == "warn_once" else set()
+        has |= {"path"} if called(node) == "end" else set()
+        for word in words if len(words) == 1 else ():
+            entry = REGISTER[word]
+            wanted = set(re.findall(r"\{(\w+)\}", entry.means + entry.check + entry.do))
+            assert wanted <= has, f"{place}: {word} has no {wanted - has}"
+
+
 def test_the_terminal_has_sentences_for_known_words_alone() -> None:
-    logged = {"daemon_ready", "download_retry", "drained", "progress", "tokenizer_training"}
-    assert SENTENCES.keys() - REGISTERED - logged == set()
+    assert SENTENCES.keys() - REGISTER.keys() == set()
 
 
-def test_every_word_has_a_meaning() -> None:
+def test_every_word_says_what_it_means_and_a_bad_one_what_to_check_and_to_do() -> None:
+    for name, word in REGISTER.items():
+        assert word.subject, name
+        assert not word.subject.endswith("."), name
+        is_bad = word.level in ("warning", "error")
+        for text in (word.means, *((word.check, word.do) if is_bad else ())):
+            assert text[-1:] in (".", "?"), f"{name} has no whole sentence: {text}"
+            assert len(text) <= 200, f"{name}: too long to be read at three in the morning"
+        assert is_bad or not word.do, name
+        assert not (is_bad and word.is_routine), name
+
+
+def test_a_word_of_several_daemons_has_one_entry() -> None:
     for words in WORDS.values():
-        assert all(meaning and not meaning.endswith(".") for meaning in words.values())
+        assert all(REGISTER[name] is word for name, word in words.items())
+
+
+def test_message_ids_stay_as_they_are() -> None:
+    assert message_id("disk_full") == "28b41ac5639b5f0584751802052f08b8", (
+        "catalogs and filters of operators name it"
+    )
+    assert len({message_id(word) for word in REGISTER}) == len(REGISTER)
+
+
+def test_the_catalog_is_what_the_register_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from cataloglib import CATALOG, catalog
+
+    assert CATALOG.read_text() == catalog(), "run scripts/catalog and commit what it writes"

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.kit.context import Notifier
-from stoker.kit.events import Log, format_fields, journal_datagram
+from stoker.kit.event_words import message_id
+from stoker.kit.events import Log, format_fields
+from stoker.kit.journal import datagram
 from stoker.kit.loop import Backoff
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.kit.workers.child import LineBuffer
@@ -130,17 +132,20 @@ def test_the_journal_gets_fields_when_stderr_is_connected_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "journal")
-    monkeypatch.setattr("stoker.kit.events.JOURNAL_SOCKET", path)
+    monkeypatch.setattr("stoker.kit.journal.SOCKET", path)
     stderr = os.fstat(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)
         log = Log("stage_shard", "demo", environ={"JOURNAL_STREAM": f"{stderr.st_dev}:{stderr.st_ino}"})
         log.error("daemon_failed", message="two\nlines", exit_code=70)
         fields = server.recv(1 << 16).decode().splitlines()
+        log.write("debug", "worker_recycled", "", {})
+        assert b"PRIORITY=7" in server.recv(1 << 16).splitlines()
     assert {"PRIORITY=3", "STOKER_EVENT=daemon_failed", "STOKER_PIPELINE=demo", "STOKER_EXIT_CODE=70"} <= set(
         fields
     )
     assert "SYSLOG_IDENTIFIER=stoker-stage-shard" in fields
+    assert "MESSAGE_ID=" + message_id("daemon_failed") in fields
 
 
 def test_a_redirected_stderr_is_not_taken_for_the_journal(capfd: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +154,7 @@ def test_a_redirected_stderr_is_not_taken_for_the_journal(capfd: pytest.CaptureF
 
 
 def test_a_journal_value_with_a_newline_is_preceded_by_its_length() -> None:
-    assert journal_datagram({"A": "b", "C": "d\ne"}) == b"A=b\nC\n\x03\0\0\0\0\0\0\0d\ne\n"
+    assert datagram({"A": "b", "C": "d\ne"}) == b"A=b\nC\n\x03\0\0\0\0\0\0\0d\ne\n"
 
 
 def test_an_exit_has_a_reason_in_words() -> None:

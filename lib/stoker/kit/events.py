@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
-import struct
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.kit.terminal import Footer, sentence
+from stoker.kit.event_words import REGISTER, message_id
+from stoker.kit.journal import Journal, is_journal
+from stoker.kit.terminal import STDERR, Footer, sentence
 from stoker.store.errors import StorageError
 from stoker.store.layout import DAEMONS, StateLayout
 from stoker.store.log import ChainedLog, read_log
@@ -24,9 +24,7 @@ from stoker.store.record import as_text, utc_now
 
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
 REPEAT_S = 300.0  # between two events of one lasting problem
-JOURNAL_SOCKET = "/run/systemd/journal/socket"
-JOURNAL_BYTES = 48 << 10  # fits a datagram; a longer value is cut, the event log has the whole value
-PRIORITIES = {"info": 6, "warning": 4, "error": 3}  # syslog(3)
+PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 
 
@@ -41,9 +39,7 @@ class Log:
         self.daemon, self.pipeline = daemon, pipeline
         self._tty = sys.stderr.isatty()
         self.footer = Footer(environ=environ)
-        self._journal: socket.socket | None = None
-        if _stderr_is_journal(environ):
-            self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._journal = Journal() if is_journal(STDERR, environ) else None
 
     def info(self, event: str, message: str = "", **fields: Any) -> None:
         """Writes a line about normal work."""
@@ -58,7 +54,7 @@ class Log:
         self.write("error", event, message, fields)
 
     def write(self, level: str, event: str, message: str, fields: Mapping[str, Any]) -> None:
-        """Writes one line; level is info, warning or error."""
+        """Writes one line; level is debug, info, warning or error."""
         text = format_fields({**({"message": message} if message else {}), **fields})
         if self._journal is not None and self._to_journal(level, event, text, fields):
             return
@@ -79,18 +75,14 @@ class Log:
             "MESSAGE": f"{event} {text}".rstrip(),
             "PRIORITY": str(PRIORITIES[level]),
             "SYSLOG_IDENTIFIER": "stoker-" + self.daemon.replace("_", "-"),
+            **({"MESSAGE_ID": message_id(event)} if event in REGISTER else {}),
             "STOKER_EVENT": event,
             "STOKER_PIPELINE": self.pipeline,
             "STOKER_DAEMON": self.daemon,
         }
         for name, value in fields.items():
             entry.setdefault("STOKER_" + re.sub(r"\W", "_", name).upper(), _words(value))
-        try:
-            data = journal_datagram(entry)
-            self._journal.sendto(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, JOURNAL_SOCKET)
-        except OSError:  # full or restarting: standard error is connected to the journal too
-            return False
-        return True
+        return self._journal.send(entry)  # full or restarting: standard error is connected to the journal too
 
 
 class Events:
@@ -204,23 +196,6 @@ def format_fields(fields: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
 
 
-def journal_datagram(entry: Mapping[str, str]) -> bytes:
-    """Returns the entry in the journal's native form: KEY=value lines.
-
-    A value with newlines has its length in front instead of "=".
-    """
-    data = b""
-    for name, value in entry.items():
-        raw = value.encode("utf-8", "replace")[:JOURNAL_BYTES]
-        if len(data) + len(raw) > 4 * JOURNAL_BYTES:
-            break
-        if b"\n" in raw:
-            data += name.encode() + b"\n" + struct.pack("<Q", len(raw)) + raw + b"\n"
-        else:
-            data += name.encode() + b"=" + raw + b"\n"
-    return data
-
-
 def _words(value: Any) -> str:
     if isinstance(value, str):
         return value
@@ -238,15 +213,3 @@ def _quoted(value: Any) -> str:
     # File names come from outside: characters that a terminal would obey or treat as a line end are escaped.
     quoted = json.dumps(words, ensure_ascii=False)
     return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in quoted)
-
-
-def _stderr_is_journal(environ: Mapping[str, str]) -> bool:
-    """Returns whether standard error is the journal.
-
-    JOURNAL_STREAM names the device and inode of the stream from systemd; after a redirection they differ.
-    """
-    try:
-        stderr = os.fstat(2)
-    except OSError:
-        return False
-    return environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}"

@@ -1,0 +1,231 @@
+"""The words of the stage-shard loop."""
+
+from __future__ import annotations
+
+from stoker.kit.event_words.shared import DISK_FULL, QUARANTINE_DROPPED
+from stoker.kit.event_words.word import Words, error, info, routine, warning
+
+WARM = "Run `mount`, and `ls` on the warm disk; read `dmesg`: is it read-only?"
+HOT = "Run `mount`, and `ls` on the hot disk; read `dmesg`."
+ROT = "Read `dmesg` and the SMART values of the disk; `stoker verify shards` reads every set of a folder."
+MEMORY = "Run `free -h` and `systemd-cgtop -m`: who else takes memory?"
+AGAIN = "Nothing: it is built again from its source, byte by byte the same."
+
+SHARD: Words = {
+    "build_set_back": warning(
+        "a set in progress starts over",
+        "What was built of this file is dropped; the other files go on.",
+        "Read the reason above.",
+        "Nothing, unless it comes back for one file: then as the reason says.",
+    ),
+    "content_gone": error(
+        "a source's content is nowhere any more",
+        "Its set cannot be built again; the plan passes it over.",
+        "Look for {path} in the source and in its backup.",
+        "Put a good copy of the file back.",
+    ),
+    "dataset_complete": info("every listed source came to its end"),
+    "dataset_pinned": info("the dataset's build is pinned"),
+    "disk_enough": info("a disk has room for the next work again"),
+    "disk_full": DISK_FULL,
+    "disk_has_room": info("a full disk has room again"),
+    "disk_short": warning(
+        "a disk lacks the room for the next work",
+        "The next file or set waits for room; other work goes on.",
+        "Read place and bytes above; `stoker plan FILE` shows what cannot leave hot, and why.",
+        "Make room; lower `plan.segment_tokens` or `train.checkpoint.keep_last`.",
+        alert="StokerDiskShort",
+    ),
+    "engine_refused": warning(
+        "the fast tokenizer differs from the reference; the reference is used",
+        "The tokens are right; building is slower.",
+        "Read the reason above.",
+        "Nothing; report the tokenizer.",
+    ),
+    "evict_failed": warning(
+        "a set could not leave the hot disk",
+        "It is tried again; the hot disk fills meanwhile.",
+        WARM,
+        "Mend the disk that the reason names.",
+    ),
+    "eviction_cancelled": warning(
+        "an eviction is cancelled",
+        "The set stays on hot and can be used.",
+        WARM,
+        "Nothing, unless it comes back: then mend the warm disk.",
+    ),
+    "hot_read_only": error(
+        "the hot disk is mounted read-only",
+        "Nothing new is begun, and no file is blamed.",
+        HOT,
+        "Mend the disk, mount it writable.",
+        alert="StokerDiskAway",
+    ),
+    "hot_writable": info("the hot disk is writable again"),
+    "hydrate_failed": warning(
+        "a set could not be brought back to the hot disk",
+        "It is tried again; a run that needs the set waits.",
+        WARM,
+        "Mend the disk that the reason names.",
+    ),
+    "import_lost": error(
+        "an imported set is gone",
+        "There is no parquet to build it of; the plan passes it over.",
+        "Look for the tokens that {path} was imported from.",
+        "Stop the stage-shard loop, `stoker import FILE DIR` with the same tokens, and start it.",
+    ),
+    "limit_below_slice": warning(
+        "the limit was lowered below what is built",
+        "What is built stays and is used.",
+        "Compare `dataset.limit` with `stoker status FILE`.",
+        "Nothing, or raise `dataset.version` for a smaller dataset.",
+    ),
+    "list_failed": warning(
+        "the hot disk cannot be listed",
+        "Nothing new is begun, and no file is blamed.",
+        HOT,
+        "Mend the disk, mount it writable.",
+        alert="StokerDiskAway",
+    ),
+    "list_succeeded": info("the hot disk can be listed again"),
+    "memory_ladder_down": warning(
+        "memory is short; batches or builders are fewer",
+        "Building is slower and goes on; no file is blamed.",
+        MEMORY,
+        "Nothing, unless it stays: then give it memory, or lower `shard.workers`.",
+    ),
+    "memory_ladder_up": info("memory suffices; batches or builders are more"),
+    "memory_paused": error(
+        "memory is short; no new work begins",
+        "Smaller batches and fewer builders did not help. It goes on once there is memory.",
+        MEMORY,
+        "Give it memory (`MemoryMax=` of the unit), end what takes it, or lower `shard.workers`.",
+        alert="StokerPausedForMemory",
+    ),
+    "memory_resumed": info("work continues after a memory pause"),
+    "parallelism_changed": routine("the number of workers changed"),
+    "plan_unreadable": error(
+        "a run's plan or record cannot be read; nothing is evicted",
+        "Building goes on until the hot disk is full.",
+        "Run `ls -l` on the run's directory below the state directory; read `dmesg`.",
+        "Mend the disk or the permissions.",
+    ),
+    "quarantine_dropped": QUARANTINE_DROPPED,
+    "quarantine_revalidated": info("quarantined files were looked at again"),
+    "recall_failed": warning(
+        "a set on the warm disk could not be proven",
+        "It is tried again.",
+        WARM,
+        "Mend the warm disk.",
+    ),
+    "revalidate_failed": warning(
+        "a quarantined file could not be looked at again",
+        "It stays in quarantine and is tried again.",
+        "Read the reason above; run `ls -l` on the file.",
+        "Mend the disk, or let the daemon's user read the file.",
+    ),
+    "shard_set_evicted": routine("a set left the hot disk"),
+    "shard_set_hydrated": routine("a set is back on the hot disk"),
+    "shard_set_invalid": error("a shard set is wrong and is built again", "It is not read.", ROT, AGAIN),
+    "shard_set_lost": warning(
+        "a shard set is gone and is built again",
+        "A run that needs it waits.",
+        "Ask who removed it: the hot disk belongs to Stoker.",
+        AGAIN,
+    ),
+    "shard_set_recalled": routine("a set was found on the warm disk and is proven"),
+    "shard_set_synced": routine("a set was copied to the warm disk and read back"),
+    "source_changed_after_build": warning(
+        "a source file changed after its set was built",
+        "The set of the old content stays; the new content becomes a set of its own.",
+        "Ask who wrote to {path}.",
+        "Nothing, if that was meant.",
+    ),
+    "source_duplicate": routine("a source has the content of another"),
+    "source_proven": routine("a source's shard set is built and proven"),
+    "source_quarantined": warning(
+        "a source file is bad and is set aside",
+        "It is not trained on; the other files go on.",
+        "Run `stoker quarantine list FILE`: many with one reason have one cause.",
+        "Put a good copy in its place, or mend the cause and `stoker quarantine revalidate FILE`.",
+        alert="StokerQuarantineGrowing",
+    ),
+    "source_released": routine("a source's parquet left the hot disk"),
+    "source_released_from_quarantine": info("a source starts over from quarantine"),
+    "source_renewed": routine("a source starts over", also="warning"),
+    "source_waits_for_memory": warning(
+        "a file waits until it can be built alone",
+        "Its documents are large; the other files go on first.",
+        MEMORY,
+        "Nothing, unless it waits for hours: then give it memory, or raise `shard.memory.hard`.",
+    ),
+    "source_wanted_again": routine("a released source is needed again"),
+    "stage_failed": warning(
+        "a file could not be brought to the hot disk",
+        "It is tried again, and holds no other file up.",
+        "Read the reason above; run `ls -l` on the file in the source.",
+        "Mend what the reason names; a symbolic link in the file's place is refused.",
+    ),
+    "stage_resumed": routine("a copy to hot continues where it stopped"),
+    "staging_paused": warning(
+        "the source folder does not answer",
+        "No file is blamed; what is on hot is built.",
+        "Run `mount`, and `ls` on the source folder.",
+        "Mount it, renew the token.",
+        alert="StokerSourceAway",
+    ),
+    "staging_resumed": info("the source folder answers again"),
+    "sweep_failed": warning(
+        "leftovers could not be removed",
+        "They take room; nothing else is wrong, and it is tried again.",
+        "Read the reason above; run `ls -l` on what it names.",
+        "Give it back to the daemon's user, or remove it by hand.",
+    ),
+    "sync_failed": warning(
+        "a set could not be copied to the warm disk",
+        "It is tried again; the set on hot is whole.",
+        "Run `df -h` on warm; see how fast it writes: `iostat -x 5`.",
+        "Make room on warm, or a faster one.",
+        alert="StokerSyncBehind",
+    ),
+    "tokenizer_failed": warning(
+        "the tokenizer could not be made",
+        "No file is built until it is; it is tried again.",
+        "Read the reason above.",
+        "Mend what is named.",
+        alert="StokerShardingStalled",
+    ),
+    "warm_available": info("the warm disk answers again"),
+    "warm_copy_lost": warning(
+        "a set's copy on the warm disk is gone",
+        "A set that is on hot is copied again; another one is built again from its source.",
+        "Ask who removed it; read `dmesg`.",
+        "Nothing: it is made again by itself.",
+    ),
+    "warm_copy_rotten": error(
+        "a set's copy on the warm disk is wrong",
+        "A set that is on hot is copied again; another one is built again from its source.",
+        ROT,
+        "Replace a warm disk that rots; the copy is made again by itself.",
+    ),
+    "warm_forgotten": warning(
+        "the pipeline has no warm disk any more",
+        "Sets that were only there are built again.",
+        "Compare `warm:` in FILE with what was meant.",
+        "Nothing, if that was meant; else name the disk again and restart.",
+    ),
+    "warm_read_only": warning(
+        "the warm disk is mounted read-only",
+        "Copies wait; what is there can be read.",
+        WARM,
+        "Mount it writable; all goes on by itself.",
+    ),
+    "warm_unavailable": warning(
+        "the warm disk does not answer",
+        "Training goes on with what is on hot; copies wait.",
+        WARM,
+        "Mount it; all goes on by itself.",
+        alert="StokerWarmAway",
+    ),
+    "worker_recycled": routine("a builder ended at a commit point for its size", level="debug"),
+}

@@ -1,0 +1,262 @@
+"""The words of the train supervisor about the run, its launches, its losses and the GPUs."""
+
+from __future__ import annotations
+
+from stoker.kit.event_words.word import Words, error, info, routine, warning
+
+LAST_WORDS = (
+    "Run `stoker events FILE --since 2h`; "
+    "the trainer's last lines are in `journalctl -u stoker-train-supervisor@NAME`."
+)
+AT_STEP = 'Run `stoker batch FILE main STEP --show` at that step; look at the panel "Loss".'
+MEMORY = "Run `free -h` and `nvidia-smi`: who else takes memory?"
+
+TRAINING: Words = {
+    "bits_end_here": warning(
+        "further steps are made with other numerics: a replay cannot go past this step",
+        "Training goes on; `stoker replay` ends at step {step}.",
+        "Read the message above: it names what changed.",
+        "Nothing, if that was meant; else put the old value back.",
+    ),
+    "data_wait": warning(
+        "the run waits for data",
+        "The trainer has read all that is planned; it goes on by itself.",
+        "Run `stoker status FILE`: what does it wait for? Then upstream: sharding, the download, the source.",
+        "Mend what is named.",
+        alert="StokerDataWait",
+    ),
+    "gpu_back": info("a lost GPU can be reached again"),
+    "gpu_driver_absent": info("the machine has no NVIDIA driver; no GPU is watched"),
+    "gpu_lost": error(
+        "a GPU fell off the bus",
+        "A trainer on it ends, and cannot be launched on it again before a restart.",
+        "Run `nvidia-smi -L`; read `dmesg` for Xid 79; look at power and cooling.",
+        "`systemctl stop stoker@NAME.target`, restart the machine.",
+        alert="StokerGpuLost",
+    ),
+    "gpu_sampler_failed": warning(
+        "the NVIDIA driver hangs or fails; the GPUs have no figures",
+        "Training may go on; nothing is known of the GPUs.",
+        "Run `nvidia-smi`: does it hang? Read `dmesg` for NVRM.",
+        "Where training goes on, leave it until its next checkpoint. "
+        "Then reload the driver or restart the machine.",
+        alert="StokerGpuSamplerDown",
+    ),
+    "gpu_sampler_recovered": info("the GPUs are sampled again"),
+    "gpu_spill_certain": warning(
+        "the trainer has reserved more than its GPU has (WSL2)",
+        "It works in the machine's memory, many times slower.",
+        "Run `nvidia-smi`; look at the seconds of a step in `stoker status FILE`.",
+        "Lower `train.micro_batch`.",
+        alert="StokerGpuSpill",
+    ),
+    "gpu_spill_suspected": warning(
+        "the trainer's GPU is full and its steps are slow (WSL2)",
+        "It may work in the machine's memory, many times slower.",
+        "Run `nvidia-smi`; look at the seconds of a step in `stoker status FILE`.",
+        "Lower `train.micro_batch`.",
+        alert="StokerGpuSpill",
+    ),
+    "gpu_xid": error(
+        "a GPU reported an Xid, an error of a program or of the card",
+        "An error of the card may end the trainer; it is launched again.",
+        "Read `dmesg` for the Xid's number; NVIDIA's catalogue says what it means.",
+        "As the catalogue says; mostly: stop, reset or restart, and replace the card if it comes back.",
+        alert="StokerGpuXidHardware",
+        also="warning",
+    ),
+    "gpus_found": info("the GPUs, and what each cannot tell"),
+    "guard_stuck": error(
+        "the trainer's guard does not end",
+        "It is killed; what is left of the trainer is ended before the next launch.",
+        "Was it stopped by hand (`kill -STOP`)? Read `dmesg`: does a disk hang?",
+        "Mend the disk; else nothing.",
+    ),
+    "horizon_longer": warning(
+        "train.steps was raised; the run goes back to where the decay of wsd began",
+        "The decay is made anew, at the end of the longer run.",
+        "Compare `train.steps` in FILE with what was meant.",
+        "Nothing, if that was meant.",
+    ),
+    "leftovers_found": warning(
+        "processes of an earlier launch still run",
+        "They are ended before the next launch.",
+        "See who started {pids}: `ps -o pid,ppid,stat,cmd -p`.",
+        "Nothing, unless they do not end: then mend the disk or the driver that holds them.",
+    ),
+    "loss_diverged": warning(
+        "the loss stays far above the run's best, or rises steadily",
+        "Training goes on, and gets worse.",
+        'Look at the panel "Loss": since when? What changed then: learning rate, data, a rollback?',
+        "`stoker rollback FILE STEP` to a checkpoint before the rise.",
+        alert="StokerLossDiverged",
+    ),
+    "loss_plateau": warning(
+        "the loss gains next to nothing any more",
+        "Training goes on. In the constant phase of wsd the gain comes with the decay.",
+        "Compare the held-out loss and the learning rate in `stoker status FILE`.",
+        "Begin the decay sooner (fewer `train.steps`), or end the run.",
+        alert="StokerLossPlateau",
+    ),
+    "loss_recovered": info("a spike, a divergence or a plateau of the loss is over"),
+    "loss_spike": warning(
+        "the loss jumped far above its median",
+        "Most spikes pass by themselves.",
+        AT_STEP,
+        "Wait for some hundred steps.",
+        alert="StokerLossSpike",
+    ),
+    "memorization_suspected": warning(
+        "text read again is fitted far better than held-out text",
+        "More epochs of the same text bring little.",
+        "Compare the losses above; `stoker plan FILE` shows the epochs.",
+        "Add text to the source, or end the run sooner.",
+    ),
+    "micro_batch_halved": warning(
+        "memory was short; further steps are made of smaller passes",
+        "The global batch stays; steps are slower.",
+        MEMORY,
+        "End what takes the memory, or set `train.micro_batch` lower.",
+    ),
+    "micro_batch_lowered": warning(
+        "memory ran out; the next launch gets a smaller micro-batch",
+        "The global batch stays; steps are slower.",
+        MEMORY,
+        "End what takes the memory, or set `train.micro_batch` lower.",
+    ),
+    "milestone_missing": warning(
+        "train.steps was raised, and the checkpoint where the decay of wsd began is gone",
+        "The run goes on from its newest checkpoint, whose learning rate has decayed already.",
+        "Run `stoker plan FILE`; look for that checkpoint on the mirror or in a backup.",
+        "Put the checkpoint back and restart, or leave it so.",
+    ),
+    "plan_grown": routine("the plan has more entries"),
+    "plan_in_parts": warning(
+        "the launch reads the plan in parts that fit on hot",
+        "Each launch goes as far as hot allows, and the next one follows.",
+        "Run `stoker plan FILE`.",
+        "Nothing; it ends by itself where the plan was then.",
+    ),
+    "rollback_asked": info("an operator asked for a rollback"),
+    "rollback_refused": warning(
+        "a rollback was refused",
+        "The run goes on as it was.",
+        "Read the message above; `stoker plan FILE` lists the timelines and checkpoints.",
+        "Ask again for a step that has a checkpoint.",
+    ),
+    "rolled_back": warning(
+        "the run went back to an earlier checkpoint",
+        "It goes on from there on a new timeline; the later checkpoints are in abandoned/.",
+        "Read the reason above; `stoker plan FILE` lists the timelines.",
+        "Nothing, if that was meant.",
+    ),
+    "run_failed": error(
+        "the run failed and needs an operator",
+        "No launch is made any more. Its checkpoints are safe.",
+        LAST_WORDS,
+        "Do what it says, then `systemctl restart stoker-train-supervisor@NAME`.",
+        alert="StokerRunFailed",
+    ),
+    "run_finished": info("the run is finished"),
+    "run_halted": error(
+        "no launch is made any more until an operator resumes the run or changes its file",
+        "Launch after launch brought no new proven checkpoint. What is trained is safe.",
+        "Run `stoker status FILE`: it has reason and remedy. " + LAST_WORDS,
+        "Do what the remedy says, then `stoker resume FILE`.",
+        alert="StokerRunHalted",
+    ),
+    "run_paused": warning(
+        "an operator paused the run",
+        "The trainer has saved and ended. Nothing is launched, over restarts too.",
+        "Ask whoever paused it: {by}.",
+        "`stoker resume FILE` when it may go on.",
+    ),
+    "run_progress": routine("the run's hourly progress"),
+    "run_resumed": info("a halted or paused run goes on"),
+    "shard_set_damaged": error(
+        "a set that the plan names is damaged",
+        "The run waits where it needs the set; the set is brought back or built again.",
+        "Read `dmesg` and the SMART values of the hot disk.",
+        "Nothing, unless it comes back: then replace the disk.",
+    ),
+    "shard_set_not_proven": warning(
+        "a set could not be proven for the plan",
+        "It is not read; it is tried again.",
+        "Run `ls` on the hot disk; read `dmesg`.",
+        "Mend the hot disk.",
+    ),
+    "shard_set_restored": info("a damaged set is right again"),
+    "source_passed_over": warning(
+        "the plan goes on without a missing source",
+        "Once the file is a shard set it joins the epoch that is planned then.",
+        "Look for {path} in `stoker events FILE` and `stoker quarantine list FILE`.",
+        "Mend what is wrong with the file; nothing, if it is to stay away.",
+    ),
+    "start_gate_open": info("there is enough data to begin"),
+    "speed_recovered": info("the trainer is as fast as usual again"),
+    "spike_left_alone": warning(
+        "a spike of the loss is not skipped, and why",
+        "Training goes on.",
+        AT_STEP,
+        "Wait for some hundred steps.",
+        alert="StokerLossSpike",
+    ),
+    "stacks_taken": info("the stacks of a trainer that may hang are in log/", "They say where it hangs."),
+    "steps_unread": warning(
+        "no step can be read from the output of the trainer",
+        "A hang is told late, and speed and losses are not known. Training goes on.",
+        "Compare what it prints (`journalctl -u stoker-train-supervisor@NAME`) with `train.external.step`.",
+        "Write a pattern into `train.external.step`: docs/trainers.md says how.",
+    ),
+    "stopped_early": info("the held-out loss improves no more; the run ends before its last step"),
+    "storage_trouble": warning(
+        "the state directory cannot be used",
+        "The supervisor waits and loses nothing.",
+        "Run `df -h` and `df -i` on the state directory; read `dmesg`: is it mounted read-only?",
+        "Make room, or mend and remount the disk.",
+        alert="StokerStateUnwritable",
+    ),
+    "tokens_per_parameter_unusual": warning(
+        "the run's tokens are far from 20 for each parameter",
+        "Training goes on. Another size of model or run would use the same work better.",
+        "Compare `train.steps` and `train.model` in FILE with what was meant.",
+        "Nothing, if that was meant.",
+    ),
+    "trainer_exited": warning(
+        "a launch ended",
+        "Another launch resumes from the newest proven checkpoint, unless the run is over.",
+        LAST_WORDS,
+        "What follows each class is done by itself.",
+        alert="StokerCrashLoop",
+        also="info",
+    ),
+    "trainer_hung": warning(
+        "the trainer hung and is ended",
+        "Another launch resumes from the newest proven checkpoint.",
+        "Read the event `stacks_taken`: where it hangs. Run `nvidia-smi`; read `dmesg` for Xid.",
+        "Where every launch hangs, look for the GPU or the disk that does not answer.",
+        alert="StokerTrainingStalled",
+    ),
+    "trainer_launched": info("a launch began"),
+    "trainer_stop_asked": info("the trainer is asked to save and end"),
+    "trainer_suspect": warning(
+        "the trainer may hang",
+        "If it does, it is ended and launched again.",
+        "Read the event `stacks_taken`: where it stands. Run `nvidia-smi`; read `dmesg` for Xid.",
+        "Where every launch hangs, look for the GPU or the disk that does not answer.",
+        alert="StokerTrainingStalled",
+    ),
+    "training_slow": warning(
+        "for ten minutes the trainer was slower than it usually is, with what may be the cause",
+        "Nothing is lost but time.",
+        "Read the fields above: pressure, steal, waits for data, and what lowers each card's clock.",
+        "End what is in the way, cool the card, mend the disk.",
+        alert="StokerTrainingSlow",
+    ),
+    "windows_skipped": warning(
+        "the windows of a step that was not finite twice, or of a spike, are passed over",
+        "The run goes on without them on a new timeline.",
+        AT_STEP,
+        "Nothing, unless it comes back elsewhere: then a lower `train.optimizer.lr`.",
+    ),
+}
