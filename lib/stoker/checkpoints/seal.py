@@ -80,13 +80,12 @@ class CheckpointWriter:
         self._files[name] = self._write(name, chunks)
         return self._files[name]
 
-    def add_copy(self, name: str, source: int, size: int, progress: Progress) -> FileEntry:
+    def add_copy(self, name: str, source: int, size: int, progress: Progress) -> None:
         """Writes a copy of the first `size` bytes of an open file as FILES/<name>; `name` may be a path."""
         name = f"{FILES}/{name}"
         path = inside(self._temporary, name)
         make_dir(path.parent)
         self._files[name] = copy_hashed(source, path, size, progress)
-        return self._files[name]
 
     def seal(self, body: Mapping[str, Any]) -> Path:
         """Writes checkpoint.json and SHA256SUMS and renames the checkpoint to its final name.

@@ -5,12 +5,11 @@ A crash leaves a whole sealed checkpoint or none. What changes while it is copie
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.external.find import FileState, Outside, look_at, words_of
+from stoker.checkpoints.external.find import Outside, look_at, words_of
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY
 from stoker.checkpoints.seal import CheckpointWriter
 from stoker.store.direct import Progress
@@ -39,7 +38,7 @@ def seal_outside(
     """
     with CheckpointWriter(checkpoints, body["step"], launch) as writer:
         for name, state in sorted(one.files.items()):
-            _copy(writer, one.path.parent, name, state, progress)
+            _copy(writer, one.path.parent, name, state.size, progress)
         try:
             is_same = look_at(one.path) == one
         except FileNotFoundError:
@@ -51,14 +50,9 @@ def seal_outside(
         return writer.seal({**body, "external": words_of(one, directory, launch)})
 
 
-def _copy(writer: CheckpointWriter, root: Path, name: str, state: FileState, progress: Progress) -> None:
+def _copy(writer: CheckpointWriter, root: Path, name: str, size: int, progress: Progress) -> None:
     try:
         with file_beneath(root, name) as source:
-            found = os.fstat(source)
-            if (found.st_size, found.st_mtime_ns, found.st_ino) != (state.size, state.mtime_ns, state.inode):
-                raise Changed(f"{root / name} changed before it was copied")
-            entry = writer.add_copy(name, source, state.size, progress)
+            writer.add_copy(name, source, size, progress)
     except (FileNotFoundError, NotPlain) as problem:
         raise Changed(f"{root / name} is not what it was: {problem}") from problem
-    if entry.size != state.size:
-        raise Changed(f"{root / name} became shorter while it was copied")
