@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.store.direct import Progress
 from stoker.store.errors import DataError
 
+RECENT = 8  # paths that are looked into although a step in their names is sealed: a look must cost little
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 60.0
 
 
@@ -125,11 +127,12 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        sealed = list(self.place.sealed())
+        sealed = sorted(self.place.sealed(), key=lambda one: one[0])
         self.last_step = max((step for step, _ in sealed), default=-1)
         self.known = self.place.given_up_marks() | {mark for _, body in sealed if (mark := mark_of(body))}
-        paths = (path_of(body, self.place.directory) for _, body in sealed)
-        self._before = {path for path in paths if path is not None}  # a glob may not match what is told
+        # Sealed last: such a path may be written again, and a glob may not match it.
+        self._last: deque[Path] = deque(maxlen=RECENT)
+        self._last.extend(path for _, body in sealed if (path := path_of(body, self.place.directory)))
         self.told: dict[Path, tuple[str, int | None]] = {}  # not sealed yet: as it was told, with its step
         self._seen: dict[Path, _Seen] = {}
         self._old: dict[Path, tuple[int, int]] = {}  # by name not newer than what is sealed: inode and time
@@ -158,7 +161,7 @@ class Watch:
             found, links = self.place.found()
             for link in links:
                 self._refuse(link, "it is a symbolic link, which is never followed")
-            for path in sorted({*found, *self._before, *self.told}, key=_by_step):
+            for path in sorted({*found, *self._last, *self.told}, key=_by_step):
                 self._consider(path, is_at_rest=is_at_rest)
             if self._retry_at or self.is_first:
                 self.tell("well")
@@ -173,7 +176,7 @@ class Watch:
 
     def _consider(self, path: Path, *, is_at_rest: bool) -> None:
         named, is_told = step_in(path.name), path in self.told
-        is_new = named is None or named > self.last_step or path in self._before
+        is_new = named is None or named > self.last_step or path in self._last
         try:
             if not is_new and not is_told:
                 self._pass_over(path)
@@ -222,7 +225,7 @@ class Watch:
         In a name that is written again only a number after "step" is one. Without any, steps are counted.
         """
         named, told = step_in(path.name), self.told.get(path, ("", None))[1]
-        is_sure = path not in self._before or AFTER_STEP.search(path.name)
+        is_sure = path not in self._last or AFTER_STEP.search(path.name)
         steps = (told, named if is_sure else None, seen.step, named)
         return next((step for step in steps if step is not None), self.last_step + 1)
 
@@ -242,7 +245,7 @@ class Watch:
         self.last_step = step
         self.sealed.append(step)
         self.known.add(one.mark)
-        self._before.add(one.path)
+        self._last.append(one.path)
         self._refused.pop(one.path, None)
         seconds = round(self.clock() - began, 3)
         size = sum(file.size for file in one.files.values())
