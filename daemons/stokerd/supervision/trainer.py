@@ -218,7 +218,8 @@ class TrainerControl:
         self._measure(before, trainer)
         if self.output is not None:
             before, trainer = trainer, self.output.look(trainer, datagrams, now, is_last=end is not None)
-            self._measure(before, trainer)
+            if trainer is not before:  # else its own words would count twice
+                self._measure(before, trainer)
         return trainer
 
     def _lacks_data(self, trainer: Trainer) -> bool:
