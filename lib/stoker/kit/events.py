@@ -23,6 +23,7 @@ from stoker.store.log import ChainedLog, read_log
 from stoker.store.record import as_text, utc_now
 
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
+ROUTINE_S = 60.0  # between two routine lines in the journal
 REPEAT_S = 300.0  # between two events of one lasting problem
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
 _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
@@ -31,14 +32,16 @@ _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 class Log:
     """Writes to the journal when standard error is connected to the journal, else lines to standard error.
 
-    A terminal gets sentences, any other output key=value. A line that cannot be written is lost in silence: a
-    failing log must not stop a daemon.
+    The journal gets one line a minute about routine work, with a count of the others, which are events on
+    disk. A terminal gets sentences, any other output key=value. A line that cannot be written is lost in
+    silence: a failing log must not stop a daemon.
     """
 
     def __init__(self, daemon: str, pipeline: str, environ: Mapping[str, str] = os.environ) -> None:
         self.daemon, self.pipeline = daemon, pipeline
         self._tty = sys.stderr.isatty()
         self.footer = Footer(environ=environ)
+        self._routine_at, self._held = -ROUTINE_S, Counter[str]()  # held back from the journal since then
         self._journal = Journal() if is_journal(STDERR, environ) else None
 
     def info(self, event: str, message: str = "", **fields: Any) -> None:
@@ -71,6 +74,16 @@ class Log:
 
     def _to_journal(self, level: str, event: str, text: str, fields: Mapping[str, Any]) -> bool:
         assert self._journal is not None
+        if event in REGISTER and REGISTER[event].is_routine and level in ("debug", "info"):
+            now = time.monotonic()
+            if now - self._routine_at < ROUTINE_S:
+                self._held[event] += 1
+                return True
+            self._routine_at = now
+        if self._held and level == "info":
+            words = ", ".join(f"{count} {word}" for word, count in self._held.most_common())
+            text = f"{text} besides={_quoted(words)}".lstrip()
+            self._held.clear()
         entry = {
             "MESSAGE": f"{event} {text}".rstrip(),
             "PRIORITY": str(PRIORITIES[level]),

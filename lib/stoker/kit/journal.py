@@ -1,4 +1,4 @@
-"""The journal's native protocol: an entry with fields is one datagram.
+"""The journal's native protocol: an entry with fields is one datagram; and a trainer's output in its entries.
 
 The guard imports this module: standard library only.
 """
@@ -6,12 +6,17 @@ The guard imports this module: standard library only.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 SOCKET = "/run/systemd/journal/socket"
 VALUE_BYTES = 48 << 10  # fits a datagram; a longer value is cut
+BAR_S = 60.0  # between two lines of progress bars
+_PART = re.compile(rb"([^\r\n]*)(\r\n|\n|\r(?!\Z))")  # a last carriage return may be followed by a line feed
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")  # ECMA-48: journalctl would show a blob
+_RANK = re.compile(rb"\[[a-z_]+(\d+)\]:")  # torchrun --tee marks each rank's lines
 
 
 class Journal:
@@ -27,6 +32,56 @@ class Journal:
         except OSError:
             return False
         return True
+
+
+class JournalOutput:
+    """Passes a trainer's output on, a line an entry, with the launch and, where it is known, the rank.
+
+    Of progress bars, whose text a carriage return rewrites, one line a minute. What the journal has no room
+    for is dropped, with a count.
+    """
+
+    def __init__(self, kept_at: str, environ: Mapping[str, str], clock: Callable[[], float]) -> None:
+        self._journal, self._kept_at, self._clock = Journal(), kept_at, clock
+        self._fields = {"PRIORITY": "6", "SYSLOG_IDENTIFIER": "stoker-trainer"}
+        names = ("STOKER_LAUNCH", "STOKER_RANK")
+        self._fields |= {name: environ[name] for name in names if environ.get(name)}
+        self._rest, self._is_bar, self._bar_at, self._dropped = b"", False, -BAR_S, 0
+
+    def write(self, data: bytes) -> None:
+        """Sends the lines that are whole now."""
+        data, at = self._rest + data, 0
+        for part in _PART.finditer(data):
+            is_rewritten = part[2] == b"\r"
+            self._pass(part[1], is_bar=self._is_bar or is_rewritten)
+            self._is_bar, at = is_rewritten, part.end()
+        self._rest = data[at:]
+        if len(self._rest) > VALUE_BYTES:
+            self.end()
+
+    def end(self) -> None:
+        """Sends what has no end of line."""
+        self._pass(self._rest.rstrip(b"\r"), is_bar=self._is_bar)
+        self._rest = b""
+
+    def _pass(self, line: bytes, *, is_bar: bool) -> None:
+        line = _ESCAPES.sub(b"", line).rstrip()
+        if not line:
+            return
+        if is_bar:
+            now = self._clock()
+            if now - self._bar_at < BAR_S:
+                return
+            self._bar_at = now
+        if self._dropped and self._send(f"[stoker: {self._dropped} bytes are only in {self._kept_at}]", {}):
+            self._dropped = 0
+        rank = _RANK.match(line)
+        text = line.decode("utf-8", "replace")
+        if not self._send(text, {"STOKER_RANK": rank[1].decode()} if rank else {}):
+            self._dropped += len(line)
+
+    def _send(self, text: str, more: Mapping[str, str]) -> bool:
+        return self._journal.send({"MESSAGE": text, **self._fields, **more})
 
 
 def datagram(entry: Mapping[str, str]) -> bytes:

@@ -13,6 +13,9 @@ import select
 import stat
 import sys
 import threading
+import time
+
+from stoker.kit.journal import JournalOutput, is_journal
 
 STDOUT, STDERR = 1, 2
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 1 << 20  # of an output that are kept at least
@@ -72,6 +75,9 @@ class PassedOutput:
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLOUT)
 
+    def end(self) -> None:
+        """Does nothing: all that there was room for is passed on."""
+
     def write(self, data: bytes) -> None:
         for start in range(0, len(data), PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES]
@@ -112,10 +118,15 @@ class Relay:
 
     def _run(self) -> None:
         try:
-            passed = PassedOutput(self.passes_to, self._kept.path)
+            passed: JournalOutput | PassedOutput
+            if is_journal(self.passes_to):
+                passed = JournalOutput(self._kept.path, os.environ, time.monotonic)
+            else:
+                passed = PassedOutput(self.passes_to, self._kept.path)
             while data := os.read(self._reading, 1 << 16):
                 self._kept.write(data)
                 passed.write(data)
+            passed.end()
         finally:
             os.close(self._reading)  # whatever ended this: no writer waits for it
 

@@ -44,7 +44,7 @@ def program(
     """
     train, built_in = pipeline.train, trainer_environment(environ, launch, layout)
     if train.command is None:
-        return Program(TRAINER, built_in)
+        return Program(TRAINER, {**built_in, "STOKER_RANK": "0"})  # its lines in the journal have the rank
     directory = working_directory(pipeline)
     if (foreign := train.foreign) is None:
         full = {name: value for name, value in built_in.items() if name != "PYTHONSAFEPATH"}
