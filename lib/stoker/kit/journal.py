@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 SOCKET = "/run/systemd/journal/socket"
 VALUE_BYTES = 48 << 10  # fits a datagram; a longer value is cut
 BAR_S = 60.0  # between two lines of progress bars
-_PART = re.compile(rb"([^\r\n]*)(\r\n|\n|\r(?!\Z))")  # a last carriage return may be followed by a line feed
+_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a last carriage return may be followed by a line feed
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")  # ECMA-48: journalctl would show a blob
 _RANK = re.compile(rb"\[[a-z_]+(\d+)\]:")  # torchrun --tee marks each rank's lines
 
@@ -51,10 +51,10 @@ class JournalOutput:
     def write(self, data: bytes) -> None:
         """Sends the lines that are whole now."""
         data, at = self._rest + data, 0
-        for part in _PART.finditer(data):
-            is_rewritten = part[2] == b"\r"
-            self._pass(part[1], is_bar=self._is_bar or is_rewritten)
-            self._is_bar, at = is_rewritten, part.end()
+        for end in _END.finditer(data):
+            is_rewritten = end[0] == b"\r"
+            self._pass(data[at : end.start()], is_bar=self._is_bar or is_rewritten)
+            self._is_bar, at = is_rewritten, end.end()
         self._rest = data[at:]
         if len(self._rest) > VALUE_BYTES:
             self.end()
