@@ -30,6 +30,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("scenario", nargs="*", metavar="SCENARIO", help=f"any of: {', '.join(scenarios)}")
     parser.add_argument("--list", action="store_true", help="only name the scenarios")
     parser.add_argument("--repeats", type=int, metavar="N", help="else each scenario's own number")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="of a scenario that runs for a time (supervise-goodput)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="measure on this file system (default: TMPDIR)"
@@ -52,6 +55,7 @@ def main(argv: list[str]) -> int:
 def _measure(scenarios: list, options: argparse.Namespace) -> int:
     results = []
     for scenario in scenarios:
+        scenario.seconds = options.seconds or scenario.seconds
         with tempfile.TemporaryDirectory(prefix="stoker-bench-", dir=options.dir) as directory:
             try:
                 result = run(scenario, options.repeats or scenario.repeats, Path(directory))

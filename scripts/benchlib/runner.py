@@ -23,6 +23,7 @@ class Scenario(abc.ABC):
 
     name: ClassVar[str]
     repeats: ClassVar[int] = 5
+    seconds: float = 0.0  # of a scenario that runs for a time
     limits: ClassVar[Measures] = {}  # a median above fails the bench; the first variant is only a scale
 
     def prepare(self, directory: Path) -> None:  # noqa: B027 - most have nothing to prepare

@@ -135,6 +135,13 @@ class Supervised:
         """The run's time in a bucket, as far as the supervisor shows it."""
         return float(self.wait(self.status, "status")["goodput"]["seconds"][bucket])
 
+    def shown(self) -> dict[str, float]:
+        """The account of the run's time, and how long the supervisor had run."""
+        status = self.wait(self.status, "status")
+        goodput = status["goodput"]
+        known = {"steps_s": goodput["seconds"]["steps"], "uptime_s": status["uptime_s"]}
+        return {**known, "wall_s": goodput["wall_s"], "undecided_s": goodput["undecided_s"]}
+
     def launch_ends(self) -> list[dict[str, Any]]:
         """The launches that have ended, with where their time went."""
         return [json.loads(line) for line in self.run.runs.read_text().splitlines()]
