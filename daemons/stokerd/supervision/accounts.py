@@ -54,6 +54,7 @@ class Accounts:
         self.pace = WindowRate(known, least_s=SOON_S)  # of training alone: decides how soon data is needed
         self.headway = WindowRate(known)  # with short waits for data: decides the run's time left
         self.wait = DataWait(context.pipeline.plan.hold)
+        self._timelines: tuple[Any, Timelines] = None, Timelines()  # as read, and the file's stamp then
         self.timeline = 0  # the current timeline when it was last read
         self.forked = ""  # why the current timeline was begun
         with contextlib.suppress(DataError):  # whoever needs more of the timelines fails of it
@@ -65,7 +66,15 @@ class Accounts:
         self._written_rate = 0.0
 
     def timelines(self) -> Timelines:
-        return read_timelines(self.run.timelines)
+        """Returns the run's timelines, read anew where the file has changed; raises DataError."""
+        path = self.run.timelines
+        with contextlib.suppress(FileNotFoundError):
+            about = path.stat()
+            stamp = about.st_ino, about.st_size, about.st_mtime_ns
+            if self._timelines[0] != stamp:
+                self._timelines = stamp, read_timelines(path)
+            return self._timelines[1]
+        return read_timelines(path)
 
     def history(self) -> History:
         """Returns the current timeline and the ones it descends from."""
