@@ -52,6 +52,12 @@ COMMANDS = {
         "config",
         "Check a pipeline file, or show the settings in force.",
     ),
+    "units": ("stoker.cli.pipeline.units", "units", "Show or write what the systemd units take from a file."),
+    "reload": (
+        "stoker.cli.pipeline.reload",
+        "reload",
+        "Have the daemons take up a changed file or new code.",
+    ),
     "help": ("stoker.cli.main", "help_", "Show the help of a command."),
     "version": ("stoker.cli.main", "version", "Show the version of Stoker."),
 }

@@ -23,6 +23,7 @@ from stoker.kit.handover import Handover, take_over
 from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
+from stoker.kit.unit import unit_differs
 from stoker.store.errors import LockHeld, StokerError, UnavailableError, storage_errors
 from stoker.store.files import sweep_temporaries
 
@@ -155,11 +156,22 @@ def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
             context.events.record("daemon_started", pid=os.getpid(), once=context.once)
         else:
             context.events.record("reloaded", version=context.version, **before.daemon["event"])
+        _look_at_unit(context)
         code = _work(work, context)
     finally:
         metrics.close()
         context.events.close()
     return code
+
+
+def _look_at_unit(context: DaemonContext) -> None:
+    """Says where the unit's drop-in is not what the file asks for, as after a change of the file."""
+    if (found := unit_differs(context.name, context.pipeline)) is not None:
+        path, lines = found
+        file = context.pipeline.file
+        remedy = f"run `stoker units {file} --write`, then systemctl daemon-reload, and restart this unit"
+        message = f"the unit's drop-in is not what {file} asks for; {remedy}"
+        context.events.record("unit_differs", "warning", path=str(path), lines=lines, message=message)
 
 
 def _work(work: Work, context: DaemonContext) -> int:

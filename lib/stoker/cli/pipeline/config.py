@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from stoker.config.places import nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
-from stoker.corpus.http.hub import endpoint_of
+from stoker.corpus.http.hub import endpoint_of, token_file_flaw
 from stoker.corpus.http.remote_file import read_urls
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import read_sources
@@ -261,8 +260,8 @@ def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fa
 
 
 def _remote_warnings(source: Source) -> Iterator[Fault]:
-    if source.token_file is not None and not os.access(source.token_file, os.R_OK):
-        yield Fault(("dataset", "source", "token_file"), f"{source.token_file} cannot be read")
+    if source.token_file is not None and (flaw := token_file_flaw(source.token_file)):
+        yield Fault(("dataset", "source", "token_file"), flaw)
     if source.urls_file is not None:
         try:
             read_urls(source.urls_file.read_text(), str(source.urls_file))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from stoker.config.drop_ins import NO_TOKEN
 from stoker.config.origins import endpoint_fault
 from stoker.store.errors import ConfigError, UnavailableError, storage_errors
 
@@ -62,13 +64,13 @@ def origin(url: str) -> tuple[str, str, int | None]:
 def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
     """Returns the token of dataset.source.token_file, the systemd credential hub-token, or HF_TOKEN.
 
-    The first that is set counts. Never put it into a message, a log or an argument list. UnavailableError
-    when the named file has none.
+    The first that is set counts; the credential also where root alone may read the file, of which it is a
+    copy. Never put it into a message, a log or an argument list. UnavailableError when the named file has
+    none.
     """
-    credentials = environ.get("CREDENTIALS_DIRECTORY")
     file = None if token_file is None else Path(token_file)
-    if file is None and credentials and Path(credentials, CREDENTIAL).exists():
-        file = Path(credentials, CREDENTIAL)
+    if file is None or not os.access(file, os.R_OK):
+        file = _credential(environ) or file
     text = environ.get("HF_TOKEN", "")
     if file is not None:
         try:
@@ -85,6 +87,29 @@ def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -
             "and nothing else"
         )
     return words[0]
+
+
+def _credential(environ: Mapping[str, str]) -> Path | None:
+    """Returns the file of systemd's credential, None where there is none or it is the unit's default."""
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    file = Path(directory, CREDENTIAL) if directory else None
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # a wrong one: its reader says so
+        if file is not None and file.read_text().strip() == NO_TOKEN:
+            return None
+    return file if file is not None and file.exists() else None
+
+
+def token_file_flaw(file: Path) -> str:
+    """Returns what is wrong with a token's file and what to do, never its content; empty for a good one."""
+    try:
+        mode, words = file.stat().st_mode, file.read_bytes().split()
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
+    if len(words) != 1:
+        return f"{file} holds {len(words)} words; write the hub's access token alone into it, on one line"
+    if mode & 0o004:
+        return f"{file} may be read by every user (mode {mode & 0o777:04o}): chmod 600 {file}"
+    return ""
 
 
 def explain(

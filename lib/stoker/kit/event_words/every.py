@@ -51,6 +51,12 @@ EVERY: Words = {
         alert="StokerStateUnwritable",
     ),
     "state_writable": info("the state directory can be written again"),
+    "unit_differs": warning(
+        "the unit's drop-in is not what the file asks for",
+        "systemd keeps to the drop-in {path}: its directories, its time for a stop.",
+        "Run `stoker units FILE --check`: it shows the lines that differ.",
+        "Run `stoker units FILE --write` and `systemctl daemon-reload`, then restart the unit.",
+    ),
     "worker_not_started": error(
         "a worker could not be started",
         "The system has no room for another process, its memory or its open files. It is tried again.",

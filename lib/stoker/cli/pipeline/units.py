@@ -1,0 +1,170 @@
+"""`stoker units`: what the systemd units take from a pipeline's file, as drop-ins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from stoker.cli.options import PATH, one_line, pipeline_file
+from stoker.cli.pipeline.exposure import exposure
+from stoker.config.drop_ins import (
+    ACCOUNT,
+    SYSTEM,
+    TOKEN_FILE,
+    Account,
+    Manager,
+    differences,
+    drop_in,
+    is_edited,
+    unit_name,
+)
+from stoker.config.schema import Pipeline
+from stoker.corpus.http.hub import token_file_flaw
+from stoker.kit.unit import account_of, users_manager
+from stoker.store.errors import UsageError, storage_errors
+from stoker.store.files import write_atomic
+from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
+
+MODE = 0o644
+EXIT_DIFFERS = 1
+
+
+@click.command(epilog="Example: stoker units /etc/stoker/fineweb.yaml --write")
+@pipeline_file
+@click.option("--write", "asked", flag_value="write", help="Write the drop-ins that differ.")
+@click.option(
+    "--check", "asked", flag_value="check", help="Show the lines that differ; exit code 1: some do."
+)
+@click.option("--user", "is_users", is_flag=True, help="For units of your own (systemctl --user).")
+@click.option("--root", type=PATH, default=Path("/"), help="Where the drop-ins lie below, and FILE.")
+@click.pass_context
+def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_users: bool, root: Path) -> None:
+    """Print the drop-ins that the systemd units of FILE's pipeline need, or write them below /etc/systemd.
+
+    They hold what the file alone knows: the directories that the sandbox opens, the mounts that are needed,
+    the time for a stop, the hub's token, and what a trainer of your own may do. A drop-in that somebody
+    has edited is kept, and the new one is laid beside it.
+    """
+    manager, account = users_manager() if is_users else SYSTEM, account_of(pipeline.state)
+    texts = {daemon: drop_in(pipeline, daemon, account, manager) for daemon in _working(pipeline)}
+    places = {daemon: _below(root, manager.drop_in(daemon, pipeline.name)) for daemon in texts}
+    if asked is None:
+        for daemon, text in texts.items():
+            click.echo(f"# {places[daemon]}\n{text}")
+    else:
+        _require_units_file(pipeline, _below(root, manager.file(pipeline.name)))
+    for warning in _warnings(pipeline, manager, account):
+        click.echo(f"warning: {one_line(warning)}", err=True)
+    if pipeline.train.command is not None and not is_users:
+        score = exposure(unit_name(TRAIN_SUPERVISOR, pipeline.name), texts[TRAIN_SUPERVISOR])
+        click.echo(f"with a trainer of your own: {score}", err=True)
+    if asked == "write":
+        context.exit(_write(texts, places))
+    if asked == "check":
+        context.exit(_check(texts, places))
+
+
+def _working(pipeline: Pipeline) -> list[str]:
+    return [daemon for daemon in DAEMONS if pipeline.has_data or daemon == TRAIN_SUPERVISOR]
+
+
+def _below(root: Path, path: Path) -> Path:
+    return root / path.relative_to("/")
+
+
+def _require_units_file(pipeline: Pipeline, file: Path) -> None:
+    """Raises UsageError where the units of this name read another file."""
+    if file == pipeline.file or (file.exists() and file.samefile(pipeline.file)):
+        return
+    has = "is another one" if file.exists() else "does not exist"
+    remedy = f"install -D -m 640 -g {ACCOUNT} {pipeline.file} {file}, and name that"
+    raise UsageError(f"the units of pipeline {pipeline.name} read {file}, which {has}: {remedy}")
+
+
+def _write(texts: dict[str, str], places: dict[str, Path]) -> int:
+    """Writes what differs; returns 1 where a drop-in that somebody has edited stays as it is."""
+    kept = written = 0
+    for daemon, text in texts.items():
+        path = places[daemon]
+        found = _read(path)
+        if found == text:
+            continue
+        is_kept = found is not None and is_edited(found)
+        target = path.with_name(f"{path.name}.new") if is_kept else path
+        with storage_errors("write", target):
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            write_atomic(target, text.encode(), mode=MODE)
+        if is_kept:
+            kept += 1
+            click.echo(
+                f"{path} has been edited and stays; the new one is {target.name} beside it. It differs:"
+            )
+            click.echo("\n".join(map(one_line, differences(found or "", text))))
+            click.echo(f"Take over what you need into a drop-in of your own, then mv {target} {path}")
+        else:
+            written += 1
+            click.echo(f"wrote {path}")
+    if written:
+        click.echo("systemctl daemon-reload takes them up; a unit has them from its next start on")
+    elif not kept:
+        click.echo("every drop-in is what the file asks for")
+    return EXIT_DIFFERS if kept else 0
+
+
+def _check(texts: dict[str, str], places: dict[str, Path]) -> int:
+    """Shows the lines that differ, those of the drop-in (-) and those to have (+)."""
+    is_different = False
+    for daemon, text in texts.items():
+        found = _read(places[daemon])
+        if lines := differences(found or "", text):
+            is_different = True
+            click.echo(f"{places[daemon]}{'' if found is not None else ' is missing'}:")
+            click.echo("\n".join(map(one_line, lines)))
+    return EXIT_DIFFERS if is_different else 0
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with storage_errors("read", path):
+            return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _warnings(pipeline: Pipeline, manager: Manager, account: Account | None) -> Iterator[str]:
+    """Yields what would keep the units from their work on this machine."""
+    source, external = pipeline.dataset.source, pipeline.train.external
+    if not manager.is_users:
+        yield from _unreadable(pipeline.file, account)
+        for place in (pipeline.hot if pipeline.has_data else None, pipeline.warm):
+            if place is not None and not place.exists():
+                who = account.name if account else ACCOUNT
+                yield f"{place} does not exist: mount its disk, or install -d -o {who} -m 750 {place}"
+    if source.kind == "hub":
+        token = source.token_file or manager.files / TOKEN_FILE
+        if (source.token_file is not None or token.exists()) and (flaw := token_file_flaw(token)):
+            yield flaw
+    if pipeline.train.command is not None and (external is None or external.directory is None):
+        where = pipeline.file.parent
+        yield f"train.external.directory is not set: the trainer runs in {where}, and may not write there"
+
+
+def _unreadable(file: Path, account: Account | None) -> Iterator[str]:
+    """Yields a sentence where the daemons' account may not read the file, as far as its mode tells."""
+    import grp
+    import pwd
+
+    name = account.name if account else ACCOUNT
+    try:
+        entry, found = pwd.getpwnam(name), file.stat()
+    except KeyError:
+        yield f"there is no user {name} yet: systemd-sysusers makes it"
+        return
+    groups = os.getgrouplist(name, entry.pw_gid)
+    bits = 0o400 if found.st_uid == entry.pw_uid else 0o040 if found.st_gid in groups else 0o004
+    if not found.st_mode & bits:
+        group = grp.getgrgid(entry.pw_gid).gr_name
+        yield f"{name} may not read {file}: chgrp {group} {file}, then chmod 640 {file}"

@@ -1,0 +1,165 @@
+"""What the units take from a pipeline's file: the drop-in of each daemon, and how one on disk differs.
+
+The text depends on the file and on the account alone, so that a daemon can hold the drop-in that it runs with
+against its file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.config.schema import Pipeline
+from stoker.store.layout import DOWNLOAD_WATCHDOG, TRAIN_SUPERVISOR
+
+ACCOUNT = "stoker"  # whom the shipped units run as
+TOKEN_FILE = "hub-token"  # noqa: S105 - beside the pipeline file, where token_file names no other
+NO_TOKEN = "-"  # noqa: S105 - the default: systemd knows no empty one, and fails where the file is missing
+STOP_MARGIN_S = 60  # beyond supervise.stop_time: the supervisor's own records, and its guard's last look
+_PLAIN = re.compile(r"[\w/.@+,:=-]+", re.ASCII)
+_DIGEST = re.compile(r"^# sha256 of the lines below: ([0-9a-f]{64})$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Manager:
+    """A systemd: where its units' drop-ins lie, and the pipelines' files that the units read."""
+
+    units: Path
+    files: Path
+    is_users: bool = False  # a person's own (systemctl --user): no other account, and no sandbox
+
+    def file(self, pipeline: str) -> Path:
+        """Returns the file that the units of this pipeline read."""
+        return self.files / f"{pipeline}.yaml"
+
+    def drop_in(self, daemon: str, pipeline: str) -> Path:
+        """Returns the path of a daemon's drop-in."""
+        return self.units / f"{unit_name(daemon, pipeline)}.d" / "50-stoker.conf"
+
+
+SYSTEM = Manager(Path("/etc/systemd/system"), Path("/etc/stoker"))
+
+
+def manager_of_user(config_home: Path) -> Manager:
+    """Returns a person's own systemd; `config_home` is $XDG_CONFIG_HOME or ~/.config."""
+    return Manager(config_home / "systemd" / "user", config_home / "stoker", is_users=True)
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom the daemons run as: the owner of the state directory."""
+
+    name: str
+    group: str
+    home: Path
+
+
+def unit_name(daemon: str, pipeline: str) -> str:
+    """Returns the name of a daemon's unit."""
+    return f"stoker-{daemon.replace('_', '-')}@{pipeline}.service"
+
+
+def drop_in(pipeline: Pipeline, daemon: str, account: Account | None, manager: Manager = SYSTEM) -> str:
+    """Returns the text of a daemon's drop-in; `account` is None where the shipped units' own is meant."""
+    body = "\n".join(_lines(pipeline, daemon, account, manager)) + "\n"
+    file, unit = manager.file(pipeline.name), unit_name(daemon, pipeline.name)
+    return (
+        f"# What this unit takes from {file}, by `stoker units {file} --write`.\n"
+        f"# What you add belongs into a drop-in beside it: systemctl edit {unit}\n"
+        f"# sha256 of the lines below: {hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+    )
+
+
+def is_edited(text: str) -> bool:
+    """Returns whether somebody has changed a drop-in since `stoker units` wrote it, or written it by hand."""
+    found = _DIGEST.search(text)
+    return found is None or hashlib.sha256(text[found.end() + 1 :].encode()).hexdigest() != found[1]
+
+
+def differences(found: str, wanted: str) -> list[str]:
+    """Returns the lines that a drop-in on disk has (-) and should have (+), comments aside."""
+    before, after = _settings(found), _settings(wanted)
+    lines = difflib.unified_diff(before, after, n=0, lineterm="")
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
+def _settings(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and line[0] != "#"]
+
+
+def _lines(pipeline: Pipeline, daemon: str, account: Account | None, manager: Manager) -> Iterator[str]:
+    if not manager.is_users:
+        yield from _unit_lines(pipeline)
+    yield "[Service]"
+    if account is not None and account.name != ACCOUNT and not manager.is_users:
+        yield "# The owner of the state directory."
+        yield f"User={account.name}"
+        yield f"Group={account.group}"
+    if not manager.is_users:
+        yield "# One that is not there is no reason to stay down: the daemon itself says so, and waits."
+        yield f"ReadWritePaths={_words('-', _written(pipeline))}"
+    yield "# Proxies (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE) and overrides (STOKER_...), a line each."
+    yield f"EnvironmentFile=-{_escaped(manager.file(pipeline.name).with_suffix('.env'))}"
+    if daemon == DOWNLOAD_WATCHDOG and pipeline.dataset.source.kind == "hub":
+        token = pipeline.dataset.source.token_file or manager.files / TOKEN_FILE
+        yield "# Its file may be readable by root alone. Without it the default counts: no token."
+        yield f"LoadCredential=hub-token:{_escaped(token)}"
+        yield f"SetCredential=hub-token:{NO_TOKEN}"
+    if daemon == TRAIN_SUPERVISOR:
+        stop_s = round(pipeline.supervise.stop_time) + STOP_MARGIN_S
+        yield f"# supervise.stop_time and {STOP_MARGIN_S} s: the trainer seals a checkpoint before it goes."
+        yield f"TimeoutStopSec={stop_s}"
+        yield f"TimeoutAbortSec={stop_s}"
+        if pipeline.train.command is not None and not manager.is_users:
+            yield from _relaxations(pipeline, account)
+
+
+def _unit_lines(pipeline: Pipeline) -> Iterator[str]:
+    """Yields the mounts: without state or hot nothing can begin; the others may be away, and come back."""
+    yield "[Unit]"
+    needed = [pipeline.state, pipeline.hot] if pipeline.has_data else [pipeline.state]
+    yield f"RequiresMountsFor={_words('', needed)}"
+    if pipeline.warm is not None or pipeline.dataset.source.path is not None:
+        yield "# Warm or the source may lie on the network: looked for first, but not needed."
+        yield "After=remote-fs.target"
+
+
+def _written(pipeline: Pipeline) -> list[Path]:
+    places = [pipeline.state, *([pipeline.hot] if pipeline.has_data else []), pipeline.warm]
+    return [place for place in places if place is not None]
+
+
+def _relaxations(pipeline: Pipeline, account: Account | None) -> Iterator[str]:
+    """Yields what a trainer of the user's own may do beyond the shipped sandbox."""
+    directory = pipeline.train.external and pipeline.train.external.directory
+    if directory:  # the pipeline file's own is nobody's to write in
+        yield "# A trainer of your own writes its checkpoints where it runs."
+        yield f"ReadWritePaths={_words('-', [directory])}"
+    if account is None or account.name == ACCOUNT:
+        yield "# Its libraries' caches: the account's own home cannot be written."
+        yield f"Environment={_words('HOME=', [pipeline.state])}"
+    else:
+        yield "# Its libraries' caches."
+        yield f"ReadWritePaths={_words('-', [account.home])}"
+    if directory and any(directory.is_relative_to(place) for place in ("/tmp", "/var/tmp")):  # noqa: S108
+        yield "# It runs below /tmp, and a /tmp of its own would be empty."
+        yield "PrivateTmp=no"
+
+
+def _words(prefix: str, paths: list[Path]) -> str:
+    """Returns paths as words of a unit's line, each with the prefix."""
+    return " ".join(_quoted(prefix + _escaped(path)) for path in paths)
+
+
+def _quoted(word: str) -> str:
+    if _PLAIN.fullmatch(word.replace("%%", "")):
+        return word
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("%", "%%")
