@@ -16,7 +16,6 @@ HUB = DATA.replace("{kind: folder, path: parquet}", "{kind: hub, repo: a/b}")
 OWN = "name: mine\nstate: /s\ntrain: {command: [python, t.py], external: {directory: /code/own}}\n"
 ALICE = Account("alice", "people", Path("/home/alice"))
 SHIPPED = Account("stoker", "stoker", Path("/var/lib/stoker"))
-TRAINERS = {"PrivateTmp": ["no"]}
 
 
 def said(text: str) -> dict[str, list[str]]:
@@ -35,7 +34,9 @@ def drop_in_of(
     return said(drop_in(load_text(home, text), daemon, account))
 
 
-def test_every_daemon_may_write_the_pipelines_directories_alone_and_needs_their_mounts(tmp_path: Path) -> None:
+def test_every_daemon_may_write_the_pipelines_directories_alone_and_needs_their_mounts(
+    tmp_path: Path,
+) -> None:
     for daemon in DAEMONS:
         found = drop_in_of(tmp_path, DATA + "warm: /w\n", daemon)
         assert found["ReadWritePaths"] == ["-/s -/h -/w"]
@@ -129,5 +130,10 @@ def test_the_lines_that_differ_are_told_and_comments_are_not_compared(tmp_path: 
     before = drop_in(load_text(tmp_path, DATA), TRAIN_SUPERVISOR, None)
     after = drop_in(load_text(tmp_path, DATA + "supervise: {stop_time: 10m}\n"), TRAIN_SUPERVISOR, None)
     lines = differences(before.replace("# Proxies", "# Ours"), after)
-    assert lines == ["-TimeoutStopSec=360", "-TimeoutAbortSec=360", "+TimeoutStopSec=660", "+TimeoutAbortSec=660"]
+    assert lines == [
+        "-TimeoutStopSec=360",
+        "-TimeoutAbortSec=360",
+        "+TimeoutStopSec=660",
+        "+TimeoutAbortSec=660",
+    ]
     assert differences(before + "\n# mine\n", before) == []

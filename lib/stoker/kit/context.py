@@ -181,9 +181,10 @@ class DaemonContext:
         self.notifier = Notifier()
         self.reserve = Reserve(self.layout.ballast(name), self.events)
         self.version = version("stoker")  # of this code: an upgrade changes what is on disk
-        self._since, self._started = utc_now(), time.monotonic()
+        self._since, self._started, self._reloads = utc_now(), time.monotonic(), 0
         if handover is not None:
             self._since, self._started = handover.daemon["since"], handover.daemon["started"]
+            self._reloads = handover.daemon.get("reloads", 0) + 1
             self.metrics.go_on(handover.daemon["metrics"])
         self._me = ProcessId.of(os.getpid())
         self._is_ready = self._is_status_failing = False
@@ -205,6 +206,7 @@ class DaemonContext:
         daemon = {
             "since": self._since,
             "started": self._started,
+            "reloads": self._reloads,
             "metrics": self.metrics.counted(),
             "event": {"version_before": self.version, **why},
         }
@@ -277,6 +279,7 @@ class DaemonContext:
             "start_ticks": self._me.start_ticks,
             "state": state,
             "ready": self._is_ready,
+            "reloads": self._reloads,  # so that `stoker reload` knows the new image's first word
             "text": text,
             "since": self._since,
             "time": utc_now(),

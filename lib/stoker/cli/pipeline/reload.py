@@ -1,0 +1,113 @@
+"""`stoker reload`: has the daemons that run take up a changed file or new code, and returns their verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from stoker.cli.ask_daemon import POLL_S
+from stoker.cli.options import FiniteRange, pipeline_file
+from stoker.config.checks import Fault
+from stoker.config.load import refuse
+from stoker.config.schema import Pipeline
+from stoker.kit.events import EventTail
+from stoker.kit.lock import read_holder, require_own_state
+from stoker.kit.process import ProcessId, signal_process
+from stoker.observe.status import read_status
+from stoker.store.errors import ConfigError, Transient, UnavailableError
+from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+
+ORDER = (TRAIN_SUPERVISOR, STAGE_SHARD, DOWNLOAD_WATCHDOG)  # first the one that refuses what the others would
+WAIT_S = 80.0  # less than the 90 s that systemd allows for a reload
+ANSWERS = ("reloaded", "reload_refused")
+
+
+@click.command(epilog="Example: stoker reload /etc/stoker/fineweb.yaml")
+@pipeline_file
+@click.option(
+    "--daemon",
+    "named",
+    type=click.Choice([daemon.replace("_", "-") for daemon in DAEMONS]),
+    help="Only this one.",
+)
+@click.option(
+    "--wait", "wait_s", type=FiniteRange(min=1), default=WAIT_S, help="The longest wait, in seconds."
+)
+def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
+    """Have the daemons of FILE's pipeline take up the file and the code as they are now, in place.
+
+    Each daemon that runs checks both in a child first, and begins again without ending its trainer; the
+    command waits until it is ready. Exit code 78: the file or the code is refused, with the line and the key;
+    the daemon goes on as it was, and the daemons after it are not asked. 69: none runs. 75: one has not
+    answered in time.
+    """
+    require_own_state(pipeline)
+    asked = ORDER if named is None else (named.replace("-", "_"),)
+    until = time.monotonic() + wait_s
+    running = {daemon: process for daemon in asked if (process := running_daemon(pipeline, daemon))}
+    if not running:
+        _refuse_another_state(pipeline)
+        what = "no daemon" if named is None else f"the {named}"
+        raise UnavailableError(
+            f"{what} of pipeline {pipeline.name} runs; what starts next reads the file as it is"
+        )
+    for daemon, process in running.items():
+        event = _reload(pipeline, daemon, process, until)
+        changed = ", ".join(event.get("changed", ())) or "no key changed"
+        click.echo(f"{daemon.replace('_', '-')}: reloaded, version {event.get('version')}, {changed}")
+
+
+def running_daemon(pipeline: Pipeline, daemon: str) -> ProcessId | None:
+    """Returns the process that holds a daemon's lock; None where none does, or a command for a moment."""
+    holder = read_holder(pipeline.layout.lock(daemon))
+    if holder is None or holder.purpose != daemon or holder.pid is None:
+        return None
+    return ProcessId(holder.pid, int(holder.extra.get("start", 0)))
+
+
+def _refuse_another_state(pipeline: Pipeline) -> None:
+    """Raises ConfigError where systemd says that the unit runs: then it is with another state or name."""
+    if pid := os.environ.get("MAINPID"):
+        text = f"the daemon that runs (pid {pid}) has another; put the old value back, or restart the unit"
+        refuse(pipeline, [Fault(("state",), text)])
+
+
+def _reload(pipeline: Pipeline, daemon: str, process: ProcessId, until: float) -> Mapping[str, Any]:
+    """Signals a daemon and waits for its new image; returns its `reloaded` event. Raises ConfigError."""
+    name, events = daemon.replace("_", "-"), EventTail(pipeline.layout)
+    events.new()  # those of earlier reloads
+    before = _snapshot(pipeline, daemon).get("reloads", 0)
+    try:
+        is_there = signal_process(process, signal.SIGHUP)
+    except PermissionError as error:
+        raise UnavailableError(
+            f"the {name} is another user's (pid {process.pid}); become that user"
+        ) from error
+    answer: Mapping[str, Any] | None = None
+    while is_there and time.monotonic() < until:
+        told = [
+            event for event in events.new() if event["daemon"] == daemon and event.get("event") in ANSWERS
+        ]
+        answer = told[-1] if told else answer
+        if answer is not None and answer["event"] == "reload_refused":
+            raise ConfigError(f"the {name} goes on as it was: {answer['reason']}")
+        body = _snapshot(pipeline, daemon)
+        if answer is not None and body.get("ready") and body.get("reloads", 0) > before:
+            return answer
+        time.sleep(POLL_S)
+        is_there = process.alive()
+    if not is_there:
+        raise UnavailableError(f"the {name} (pid {process.pid}) has ended; its log says why")
+    raise Transient(
+        f"the {name} (pid {process.pid}) has not answered yet; `stoker events` tells when it does"
+    )
+
+
+def _snapshot(pipeline: Pipeline, daemon: str) -> Mapping[str, Any]:
+    body: Mapping[str, Any] = read_status(pipeline.layout)[daemon]["body"]
+    return body
