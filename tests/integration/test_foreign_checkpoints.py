@@ -23,7 +23,7 @@ from support.waiting import wait_until
 SITE = """
 import sys
 if "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
-    from stokerd.supervision import external_checkpoints
+    from stokerd.supervision.jobs import external as external_checkpoints
     external_checkpoints.LOOK_S, external_checkpoints.QUIET_S = 0.1, 0.3
 """
 # Trains to step 40 from the path it is given, up to the step in the file `until`; saves every 10 steps.

@@ -20,8 +20,8 @@ from stoker.supervise.health.liveness import StepTimes, Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Trainer
-from stokerd.supervision import gpus as gpus_module
-from stokerd.supervision.gpus import Gpus
+from stokerd.supervision.trainer import gpus as gpus_module
+from stokerd.supervision.trainer.gpus import Gpus
 from support.fake_nvml import GIB, FakeDriver
 from support.sites import write_site
 from support.training import make_training
@@ -232,7 +232,7 @@ def test_spill_is_told_once_a_launch_and_only_on_wsl2(
 SITE = """
 import sys
 if "from stokerd.train_supervisor" in " ".join(sys.orig_argv):
-    import stokerd.supervision.gpus as gpus
+    import stokerd.supervision.trainer.gpus as gpus
     gpus.EVERY_S, gpus.SILENT_S = 0.2, 2.0
 """
 

@@ -15,7 +15,7 @@ from stoker.supervise.policy import Response
 from stoker.supervise.run.record import Identity, RunRecord, configured
 from stoker.supervise.state import RunState
 from stokerd.supervision import policies
-from stokerd.supervision.accounts import RunStore
+from stokerd.supervision.books.run_store import RunStore
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
 from support.checkpoint_data import seal

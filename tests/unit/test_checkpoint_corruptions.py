@@ -18,7 +18,7 @@ from stoker.plan.timelines import Timeline
 from stoker.store.log import ChainedLog
 from stoker.supervise.actions import ProveCheckpoint
 from stoker.supervise.state import Phase
-from stokerd.supervision.jobs import checkpoint_proved
+from stokerd.supervision.jobs.proofs import checkpoint_proved
 from support.checkpoint_data import seal
 from support.run_ground import Ground
 

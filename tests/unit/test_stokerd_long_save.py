@@ -20,7 +20,7 @@ from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, RunState, Trainer
 from stokerd.supervision.run import Run
-from stokerd.supervision.trainer import TrainerControl
+from stokerd.supervision.trainer.control import TrainerControl
 from support.halting import wait_halted
 from support.waiting import wait_until
 

@@ -21,9 +21,9 @@ from stoker.store.record import write_record
 from stoker.supervise.actions import KeepBooks
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.state import Phase
-from stokerd.supervision import data
-from stokerd.supervision.accounts import Accounts
-from stokerd.supervision.data import STALL_S
+from stokerd.supervision.books import data
+from stokerd.supervision.books.accounts import Accounts
+from stokerd.supervision.books.data import STALL_S
 from stokerd.supervision.effects import KEEP_S, Effects
 from support.pipelines import make_pipeline
 from support.plan_data import fake_set, plan_of, segment
@@ -146,8 +146,7 @@ def test_books_that_cannot_be_kept_wait_for_their_time(tmp_path: Path) -> None:
         raise StorageError("the disk is full", errno.ENOSPC)
 
     run: Any = SimpleNamespace(state=SimpleNamespace(phase=Phase.TRAINING), change=changed.update)
-    run.planner = SimpleNamespace(pin=full)
-    run.pipeline = SimpleNamespace(train=SimpleNamespace(foreign=None))
+    run.checkpoints, run.accounts = SimpleNamespace(unproven=None), SimpleNamespace(history=full)
     with pytest.raises(StorageError):
         Effects._keep_books(cast(Any, SimpleNamespace(run=run)), KeepBooks())
     assert changed["keep_at"] > began + KEEP_S / 2

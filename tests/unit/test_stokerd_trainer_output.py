@@ -14,9 +14,9 @@ from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Trainer
-from stokerd.supervision import trainer_output
-from stokerd.supervision.trainer import TrainerControl
-from stokerd.supervision.trainer_output import LOOK_S, UNREAD_S, TrainerOutput
+from stokerd.supervision.trainer import output as trainer_output
+from stokerd.supervision.trainer.control import TrainerControl
+from stokerd.supervision.trainer.output import LOOK_S, UNREAD_S, TrainerOutput
 from support.foreign import make_foreign
 
 LAUNCH = Launch("a", 0, None, 0, Path("socket"), is_foreign=True)

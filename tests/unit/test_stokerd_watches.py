@@ -18,7 +18,7 @@ from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, Trainer
-from stokerd.supervision.watches import Watches
+from stokerd.supervision.trainer.watches import Watches
 from support.run_ground import Ground
 
 USUAL, HIGH = 3.0, 4.0

@@ -24,9 +24,9 @@ from stoker.supervise.mirror.inventory import Checkpoints, MirrorState
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState, Trainer
-from stokerd.supervision.jobs import ACTIVITIES
+from stokerd.supervision.jobs.activities import ACTIVITIES
 from stokerd.supervision.run import Counted, Run
-from stokerd.supervision.trainer import TrainerControl
+from stokerd.supervision.trainer.control import TrainerControl
 from support.pipelines import make_pipeline
 
 HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), "step-000000030", "ab" * 32

@@ -23,8 +23,8 @@ from stoker.supervise.run.goodput import BUCKETS, MOST_SPANS, Goodput, bucket_of
 from stoker.supervise.run.launch_ends import LaunchEnd, note_end, read_ends
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, RunState, Trainer
-from stokerd.supervision import goodput as books_module
-from stokerd.supervision.goodput import GoodputBooks
+from stokerd.supervision.books import goodput as books_module
+from stokerd.supervision.books.goodput import GoodputBooks
 
 
 def after(*history: tuple[str, Any]) -> Goodput:

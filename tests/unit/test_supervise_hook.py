@@ -20,7 +20,7 @@ from stoker.checkpoints.retention import remove_checkpoint
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId, children_tree
 from stoker.supervise.mirror.inventory import Checkpoint
-from stokerd.supervision.hook import CheckpointHook
+from stokerd.supervision.jobs.hook import CheckpointHook
 from stokerd.supervision.run import Counted, Run
 from support.pipelines import make_pipeline
 from support.processes import wait_gone
@@ -128,7 +128,7 @@ def test_a_failure_is_an_event_and_is_not_repeated(ground: Ground, command: str,
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stokerd.supervision.hook.GRACE_S", 0.5)
+    monkeypatch.setattr("stokerd.supervision.jobs.hook.GRACE_S", 0.5)
     started = ground.root / "pid"
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     child = "import subprocess; subprocess.Popen(['sleep', '600']); "

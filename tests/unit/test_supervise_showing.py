@@ -25,9 +25,9 @@ from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, waiting_words
 from stoker.supervise.state import Phase, RunState, Trainer
-from stokerd.supervision.gpus import Gpus
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.status import Status, read_audit, run_progress, snapshot, status_text
+from stokerd.supervision.trainer.gpus import Gpus
 from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment
 

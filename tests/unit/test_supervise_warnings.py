@@ -24,9 +24,9 @@ from stoker.supervise.run.memorization import (
     read_tail,
 )
 from stoker.supervise.state import RunState, Trainer
-from stokerd.supervision.effects import _note_tokens
+from stokerd.supervision.keep import _note_tokens
 from stokerd.supervision.run import Run
-from stokerd.supervision.trainer import TrainerControl
+from stokerd.supervision.trainer.control import TrainerControl
 from support.config_files import MINIMAL, load_text
 from support.plan_data import plan_of, segment
 

@@ -20,7 +20,7 @@ from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, RunState, Trainer
 from stokerd.supervision.loop import Supervisor
 from stokerd.supervision.run import Run
-from stokerd.supervision.trainer import TrainerControl
+from stokerd.supervision.trainer.control import TrainerControl
 
 LONG_S = 60.0
 

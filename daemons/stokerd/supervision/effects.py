@@ -5,32 +5,30 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from stoker.checkpoints.mirror.layout import waiting
-from stoker.config.checks import unusual_tokens
-from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.handover import Handover
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import processes_with_environment, signal_process
 from stoker.kit.workers.parent import WorkerExit
-from stoker.plan.positions import Position
 from stoker.store.errors import DataError, LockHeld, Transient
 from stoker.supervise import actions as do
 from stoker.supervise.actions import Job, ProveCheckpoint
 from stoker.supervise.decide import mirror_job
-from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
-from stokerd.supervision import foreign, policies
-from stokerd.supervision.external_checkpoints import ExternalCheckpoints
-from stokerd.supervision.hook import CheckpointHook
-from stokerd.supervision.jobs import ACTIVITIES, MIRROR
+from stokerd.supervision import policies
+from stokerd.supervision.jobs.activities import ACTIVITIES
+from stokerd.supervision.jobs.external import ExternalCheckpoints
+from stokerd.supervision.jobs.hook import CheckpointHook
+from stokerd.supervision.jobs.mirror import MIRROR
+from stokerd.supervision.jobs.workers import Workers
+from stokerd.supervision.keep import keep, note_wants
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
-from stokerd.supervision.trainer import TrainerControl
-from stokerd.supervision.watches import Watches
-from stokerd.supervision.workers import Workers
+from stokerd.supervision.trainer.control import TrainerControl
+from stokerd.supervision.trainer.watches import Watches
 
 KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
 START_AGAIN_S = 2.0  # before a trainer that could not be started is tried again
@@ -289,93 +287,3 @@ class Effects:
         self.run.change(trainer=trainer, doing="training")
         self._enter(Phase.TRAINING)
         self.run.goodput.launched(trainer.launch)
-
-
-def keep(run: Run, now: float) -> Iterator[Job]:
-    """Brings plan, checkpoints and consumed.json up to date; yields the jobs that this needs."""
-    if run.pipeline.train.foreign is not None:
-        yield from foreign.keep(run, now)
-        return
-    pin = run.planner.pin()
-    if run.state.phase is Phase.WAITING:
-        yield from _begin(run, pin) if run.store.record is None else _gather(run, pin)
-        return
-    if name := run.checkpoints.unproven(run.accounts.history(), now):
-        yield ProveCheckpoint(name)
-    run.prune_and_keep()
-    if (trainer := run.state.live) is not None:
-        position = trainer.position or run.at.position
-        if trainer.step > trainer.launch.resume_step:  # the time before the first step is not training
-            run.accounts.moved(position)
-        yield from _keep_planned(run, pin, trainer.step, position)
-
-
-def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
-    """Begins a new run once the start gate is open and the held-out windows are copied."""
-    data, state = run.data, run.state
-    if not state.is_gate_open:
-        data.gate = data.start(pin)
-        if data.gate.state != "open":
-            return
-        run.events.record("start_gate_open", message=data.gate.why)
-        run.change(is_gate_open=True)
-    if pin is None:
-        data.gate = Gate("closed", "waiting for the dataset's pin")
-        return
-    if (init_from := run.pipeline.train.init_from) is not None and state.origin is None:
-        data.gate = Gate("closed", f"proving {init_from}, whose parameters the run begins with")
-        yield do.ProveOrigin(str(init_from))
-        return
-    job, held = data.need_heldout(pin), state.heldout
-    if job is None or held is not None:
-        run.store.begin(pin, held if held is not None and held.windows else None, state.origin)
-        run.planner.belongs_to(run.store.begun.identity.run_id)
-        _note_tokens(run, pin.tokenizer.vocab_size)
-        yield from _gather(run, pin)
-        return
-    run.planner.note_wants(data.needed, data.needed)  # the run has no plan yet that would keep them on hot
-    run.accounts.keep(run.at)
-    data.gate = first_closed(data.launchable(pin))
-    if (proof := data.to_prove()) is not None:
-        yield proof
-    if data.gate is None:
-        data.gate = Gate("closed", "copying held-out windows")
-        yield job
-
-
-def _note_tokens(run: Run, vocab_size: int) -> None:
-    """Records a horizon that is far from what is usual for the model."""
-    train = run.pipeline.train
-    if why := unusual_tokens(train, vocab_size):
-        ratio = round(train.tokens_per_parameter(vocab_size), 2)
-        words = {"tokens_per_parameter": ratio, "parameters": train.model.parameters(vocab_size)}
-        run.events.record("tokens_per_parameter_unusual", "warning", **words, message=why)
-
-
-def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
-    """Prepares the data that a launch reads, and sets the gate that is still closed."""
-    step, position = run.at.step, run.at.position
-    run.accounts.reach = run.data.need(position, run.accounts.skips(), run.accounts.reach)
-    yield from _keep_planned(run, pin, step, position)
-    is_planned = run.accounts.windows_left(position) >= run.pipeline.train.global_batch
-    run.data.gate = first_closed(run.data.launchable(pin, is_planned=is_planned))
-
-
-def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Position) -> Iterator[Job]:
-    """Extends the plan ahead of the trainer, only from the dataset that the run began with.
-
-    Writes the sets needed from the newest checkpoint on into consumed.json before a gate looks for them.
-    """
-    if pin is not None:
-        run.store.check_pin(pin)
-        if (proof := run.data.grow(pin, run.accounts.target(run.at, step, position))) is not None:
-            yield proof
-    note_wants(run)
-    run.accounts.keep(run.at)
-
-
-def note_wants(run: Run) -> None:
-    """Has the sets brought to hot that are read from the newest checkpoint on."""
-    skips, reach = run.accounts.skips(), run.accounts.reach
-    later = () if reach is None else run.planner.needed(reach, skips)
-    run.planner.note_wants(run.planner.needed(run.at.position, skips, upto=reach), later)

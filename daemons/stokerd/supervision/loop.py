@@ -29,11 +29,11 @@ from stoker.supervise.state import Phase
 from stokerd.common.loop import CHECK_RELOAD
 from stokerd.supervision import policies
 from stokerd.supervision.effects import Effects
-from stokerd.supervision.gpus import Gpus
-from stokerd.supervision.jobs import MIRROR
+from stokerd.supervision.jobs.mirror import MIRROR
+from stokerd.supervision.jobs.workers import Workers
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.status import Status
-from stokerd.supervision.workers import Workers
+from stokerd.supervision.trainer.gpus import Gpus
 
 WAIT_S = 1.0
 REAP_S = 2.0
@@ -211,7 +211,7 @@ def _proving(run: Run, seen: Seen) -> Seen:
     history = run.accounts.history()
     if run.state.is_settled:
         exit_, over = run.state.exit, run.accounts.over(run.at)
-        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.pipeline.train.foreign is not None:
+        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.is_foreign:
             over = over or BY_TRAINER
         return replace(seen, over=over, facts=policies.facts(run) if exit_ is not None else seen.facts)
     name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()

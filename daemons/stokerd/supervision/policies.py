@@ -36,8 +36,7 @@ def newest_usable(run: Run, copies: Iterable[Mirrored]) -> Mirrored | None:
 
 def halt(run: Run, reason: str, kind: str = "", **changes: Any) -> None:
     """Halts the run, in one write with other changes of its record."""
-    is_foreign = run.pipeline.train.foreign is not None
-    about = remedy(ExitClass(kind) if kind else None, is_foreign=is_foreign)
+    about = remedy(ExitClass(kind) if kind else None, is_foreign=run.is_foreign)
     run.store.change(**changes, **run.store.halted(reason, kind, about))
     words = {"class": kind, "remedy": about, "step": run.at.step}
     run.events.record("run_halted", "error", message=reason, **words)
@@ -48,7 +47,7 @@ def answer(run: Run, action: AnswerEnd) -> None:
     response, begun = action.response, run.store.begun
     changes: dict[str, Any] = {"fruitless": action.fruitless, "best_step": action.best_step}
     changes["tried"] = asdict(response.tried)
-    if run.pipeline.train.foreign is not None and action.kind == ExitClass.FINISHED:
+    if run.is_foreign and action.kind == ExitClass.FINISHED:
         changes |= run.store.by_trainer()
     if response.micro_batch is not None:
         changes |= {"micro_batch": response.micro_batch, "micro_batch_of": run.pipeline.train.micro_batch}

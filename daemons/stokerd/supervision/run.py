@@ -21,9 +21,10 @@ from stoker.supervise.run.horizon import milestones
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import Phase, RunState, read_state
-from stokerd.supervision.accounts import Accounts, RunStore
-from stokerd.supervision.data import DataReadiness
-from stokerd.supervision.goodput import GoodputBooks
+from stokerd.supervision.books.accounts import Accounts
+from stokerd.supervision.books.data import DataReadiness
+from stokerd.supervision.books.goodput import GoodputBooks
+from stokerd.supervision.books.run_store import RunStore
 
 
 @dataclass
@@ -80,6 +81,11 @@ class Run:
     @property
     def pipeline(self) -> Pipeline:
         return self.context.pipeline
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its trainer is the user's own, reads no plan and seals nothing."""
+        return self.pipeline.train.foreign is not None
 
     @property
     def events(self) -> Events:

@@ -26,9 +26,9 @@ from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
 from stokerd.common.observer import Observer
-from stokerd.supervision.gpus import GPU_FIGURES, Gpus
-from stokerd.supervision.hook import RESULTS
+from stokerd.supervision.jobs.hook import RESULTS
 from stokerd.supervision.run import Run
+from stokerd.supervision.trainer.gpus import GPU_FIGURES, Gpus
 
 PROGRESS_EVERY_S = 3600.0  # between two run_progress events
 AUDIT_EVERY_S = 60.0  # between two looks at the record of the last audit
@@ -176,7 +176,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "has_mirror": run.mirror is not None,
         "mirror_up": run.mirror and run.mirror.trouble is None,
         "config": {
-            "every_s": train.checkpoint.every if train.foreign is None else None,  # it alone knows
+            "every_s": train.checkpoint.every if not run.is_foreign else None,  # it alone knows
             "hang_s": limit_s(supervise, shown["phase"] or "train"),
             "stop_s": supervise.stop_time,
             "hold_s": run.pipeline.plan.hold,
@@ -241,7 +241,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
                 said[name] = newest.body.get(name)
-    has_plan = train.foreign is None
+    has_plan = not run.is_foreign
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
     windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why

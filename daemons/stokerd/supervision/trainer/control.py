@@ -30,7 +30,7 @@ from stoker.supervise.run.memorization import newest_gap, read_tail
 from stoker.supervise.run.numerics_record import differences, of_checkpoint, was_halved
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
-from stokerd.supervision.trainer_output import TrainerOutput
+from stokerd.supervision.trainer.output import TrainerOutput
 
 EVIDENCE_S = 5.0
 MOST_XIDS = 10
@@ -73,7 +73,7 @@ class TrainerControl:
             resume_step=run.at.step,
             until=run.accounts.until(run.at),
             notify_socket=self.context.runtime.notify_socket(run.pipeline.train.run),
-            is_foreign=run.pipeline.train.foreign is not None,
+            is_foreign=run.is_foreign,
         )
         self.output = TrainerOutput(run, launch) if launch.is_foreign else None
         self._record(launch)

@@ -173,7 +173,7 @@ class Watches:
         """Decides, once for a spike, whether the run goes back; the trainer is then stopped."""
         run, watched = self.run, self.run.store.begun.watched
         spike, self._passed = self._passed or self.loss.standing.get("spike"), None
-        is_asked = run.pipeline.supervise.on_spike == "rollback" and run.pipeline.train.foreign is None
+        is_asked = run.pipeline.supervise.on_spike == "rollback"
         if spike is None or not (is_asked and self._is_known) or "answer" in watched.get("spike", {}):
             return
         if run.state.phase is not Phase.TRAINING or run.store.begun.fork is not None:
