@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import stoker.kit
 from stoker.kit.handover import VARIABLE, AdoptedChild, take_over
 from stoker.kit.process import ProcessId
 from stoker.store.errors import Transient
@@ -53,6 +55,37 @@ def test_children_descriptors_and_signals_survive_and_nothing_else_does() -> Non
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=LONG_S, check=False
     )
     assert (done.stdout, done.stderr) == ("kept 7 7 ['TERM'] False\n", "")
+
+
+UPGRADED = """
+import os, sys
+from stoker.kit.handover import Handover, become, interpreter, take_over
+
+if take_over() is None:
+    print(sys.executable, interpreter(), flush=True)
+    current = os.path.dirname(os.path.dirname(sys.argv[0]))
+    os.symlink("2", current + ".part")
+    os.replace(current + ".part", current)
+    become(Handover({}, {}, {}))
+print(sys.executable, sys.argv[0])
+"""
+
+
+def test_after_an_upgrade_a_command_begins_again_with_the_other_environments_interpreter(
+    tmp_path: Path,
+) -> None:
+    for version in "12":
+        folder = tmp_path / version / "bin"
+        folder.mkdir(parents=True)
+        (folder / "python").symlink_to(sys.executable)
+        (folder / "command").write_text(f"#!{folder}/python\n{UPGRADED}")
+        (folder / "command").chmod(0o755)
+    (tmp_path / "current").symlink_to("1")
+    command = tmp_path / "current/bin/command"
+    environ = {**os.environ, "PYTHONPATH": str(Path(stoker.kit.__file__).parents[2])}
+    done = subprocess.run([command], capture_output=True, text=True, timeout=LONG_S, check=True, env=environ)
+    old, new = (str(tmp_path / version / "bin/python") for version in "12")
+    assert done.stdout.splitlines() == [f"{old} {old}", f"{new} {command}"], done.stderr
 
 
 def test_a_record_of_another_process_is_not_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:

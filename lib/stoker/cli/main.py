@@ -9,10 +9,12 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import shell_complete
 
 from stoker.cli.options import did_you_mean, printable
 from stoker.store.errors import ConfigError, StokerError
 
+COMPLETE = "_STOKER_COMPLETE"
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
 
 # name: (module, attribute, help); a module is imported only when its command is called.
@@ -119,6 +121,8 @@ def version() -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits; only a bug ends in a traceback."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # unwinds the stack, as Ctrl-C does
+    if asked := os.environ.get(COMPLETE):  # by the shell's completion, deploy/completion
+        sys.exit(shell_complete(cli, {}, "stoker", COMPLETE, asked))
     sys.exit(exit_code(sys.argv[1:] if arguments is None else arguments))
 
 

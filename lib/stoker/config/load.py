@@ -62,6 +62,12 @@ def examples_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "etc"
 
 
+def deploy_dir() -> Path:
+    """Returns the directory of units and dashboards: in the installed package, or of a source tree."""
+    packaged = Path(__file__).parents[1] / "deploy"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "deploy"
+
+
 def _settle_foreign(document: Document) -> None:
     """Lets the data be left out where the trainer is the user's own; names the keys that it does not hear of.
 

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stoker.kit.process import ProcessId
@@ -62,11 +63,23 @@ def become(handover: Handover) -> None:
                 if int(name) > STDERR:
                     os.set_inheritable(int(name), int(name) in kept)
         environ = {**os.environ, VARIABLE: f"{os.getpid()} {memory}"}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606 - no shell
+        python = interpreter()
+        os.execve(python, [python, *sys.orig_argv[1:]], environ)  # noqa: S606 - no shell
     finally:  # only where it has failed
         for descriptor in kept:
             os.set_inheritable(descriptor, False)
         os.close(memory)
+
+
+def interpreter() -> str:
+    """Returns the Python that this process's command line names now.
+
+    An upgrade moves the link in /opt/stoker/current/bin/stoker-stage-shard: the command then lies in another
+    environment, and its interpreter beside it. Until it begins again, a process keeps to its own.
+    """
+    script = Path(sys.orig_argv[1] if len(sys.orig_argv) > 1 else "")
+    python = script.resolve().with_name("python") if script.is_absolute() else script
+    return str(python) if script.is_absolute() and os.access(python, os.X_OK) else sys.executable
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.kit.context import DaemonContext
-from stoker.kit.handover import VERSION
+from stoker.kit.handover import VERSION, interpreter
 from stoker.kit.workers.parent import Bounds, Worker, WorkerExit
 from stoker.store.errors import Transient
 
@@ -60,8 +60,9 @@ class Reload:
             "config": context.pipeline.model_dump(mode="json"),
             "work": self._work(),
         }
+        bounds = Bounds(SILENT_S)
         try:
-            self._worker = Worker(self._module, task, name="the check", bounds=Bounds(SILENT_S))
+            self._worker = Worker(self._module, task, name="the check", bounds=bounds, python=interpreter())
         except Transient as problem:
             self.refuse(str(problem))
         else:

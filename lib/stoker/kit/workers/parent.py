@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -92,6 +93,7 @@ class Worker:
         bounds: Bounds = NO_BOUNDS,
         environ: Mapping[str, str] | None = None,
         keep_open: bool = False,
+        python: str = sys.executable,
     ) -> None:
         """Starts `python -m module` with the task as its first input line.
 
@@ -99,7 +101,7 @@ class Worker:
         room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
-        process = launch(module, name, environ or {})
+        process = launch(module, name, environ or {}, python)
         self.pid = process.pid
         self.at_work = False
         self._process = process

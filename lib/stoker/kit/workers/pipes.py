@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -30,11 +29,11 @@ class WorkerNotStarted(Transient):
     """The system has no room for another process now."""
 
 
-def launch(module: str, name: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def launch(module: str, name: str, environ: Mapping[str, str], python: str) -> subprocess.Popen[bytes]:
     """Starts `python -m module` with three pipes, as a worker of this process."""
     try:
         return subprocess.Popen(
-            launch_command([sys.executable, "-P", "-m", module], signal.SIGKILL),
+            launch_command([python, "-P", "-m", module], signal.SIGKILL),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

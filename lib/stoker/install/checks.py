@@ -1,0 +1,92 @@
+"""What is looked at before anything is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+from pathlib import Path
+
+from stoker.install.places import Places
+from stoker.install.steps import CONFIG, Record, Refused, part_of
+
+HOME_OF_ACCOUNT = "/var/lib/stoker"  # as in stoker.sysusers
+ENVIRONMENT = re.compile(r"\d[\w.+!]*-[0-9a-f]{8}")  # <version>-<digest of wheel and Python>
+
+
+def require_place(places: Places, python: str, record: Record | None) -> None:
+    """Raises Refused where Stoker cannot be installed at these places."""
+    home = places.home
+    if record is not None and record.prefix != str(places.prefix):
+        here = record.prefix
+        raise Refused(
+            CONFIG, f"Stoker is installed at {here}: say --prefix {here}, or --uninstall it (data is left)"
+        )
+    there = next(path for path in (home, *home.parents) if path.exists())
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        what = f"{home} lies on a file system that is mounted noexec, where no program starts"
+        raise Refused(CONFIG, f"{what}: name another --prefix, or mount it with exec")
+    if others := _not_ours(home):
+        found = ", ".join(others[:3])
+        raise Refused(
+            CONFIG, f"{home} holds something else ({found}): move it away, or name another --prefix"
+        )
+    if places.root == Path("/") and not places.is_user:
+        _require_reachable(str(home), "the prefix", "--prefix")
+        _require_reachable(os.path.realpath(python), "Python", "--python, as /usr/bin/python3")
+        _require_account()
+
+
+def _not_ours(home: Path) -> list[str]:
+    """Returns the names at the prefix that no installation has made."""
+    if not home.is_dir():
+        return [home.name] if home.exists() else []
+    current = home / "current"
+    links = {path.name for path in (current, part_of(current)) if path.is_symlink()}
+    return sorted(
+        path.name
+        for path in home.iterdir()
+        if path.name not in links and not ENVIRONMENT.fullmatch(path.name)
+    )
+
+
+def _require_reachable(path: str, what: str, option: str) -> None:
+    if path.startswith(("/home/", "/root/", "/run/user/")):
+        why = "which the daemons' account and sandbox cannot enter"
+        raise Refused(CONFIG, f"{what} {path} lies in a home directory, {why}: name another {option}")
+
+
+def _require_account() -> None:
+    with contextlib.suppress(KeyError):
+        home = pwd.getpwnam("stoker").pw_dir
+        if home != HOME_OF_ACCOUNT:
+            remedy = f"rename that user; or, if it is the daemons', usermod -d {HOME_OF_ACCOUNT} stoker"
+            raise Refused(
+                CONFIG, f"there is a user stoker with the home {home}, not {HOME_OF_ACCOUNT}: {remedy}"
+            )
+
+
+def environments(home: Path) -> list[Path]:
+    """Returns the environments below a prefix, whole or in part."""
+    return sorted(path for path in home.glob("*") if path.is_dir() and ENVIRONMENT.fullmatch(path.name))
+
+
+def users_of(environment: Path) -> list[int]:
+    """Returns the other processes that were started from an environment or have mapped a file of it."""
+    name, found = os.fsencode(environment) + b"/", []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if name in (process / "cmdline").read_bytes() or name in (process / "maps").read_bytes():
+                found.append(int(process.name))
+    return sorted(set(found) - {os.getpid()})
+
+
+def is_set(line: str) -> bool:
+    """Returns whether the host has a line of sysctl.d, or cannot have it."""
+    key, _, value = line.partition("=")
+    try:
+        now = Path("/proc/sys", key.strip().replace(".", "/")).read_text().strip()
+    except OSError:
+        return True
+    return now == value.strip() or (key.startswith("fs.") and int(now) >= int(value))

@@ -1,0 +1,126 @@
+"""Wheels of this checkout, and installations of them below a directory of a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.once import made_once
+from support.waiting import LONG_S
+
+REPO = Path(__file__).resolve().parents[2]
+UNIT = "usr/local/lib/systemd/system/stoker@.target"
+# Kills the process before the N-th of its acts below a directory: N, the directory, then what to run.
+KILLER = """
+import os, runpy, signal, sys
+number, below, sys.argv = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+ACTS = {"os.rename", "os.remove", "os.symlink", "os.mkdir", "os.rmdir", "shutil.rmtree", "subprocess.Popen"}
+done = 0
+def hook(event, arguments):
+    global done
+    is_open = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
+    if (is_open or event in ACTS) and below in str(arguments):
+        done += 1
+        if done == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+sys.path.insert(0, os.environ["STOKER_LIB"])
+runpy.run_module("stoker.install", run_name="__main__")
+"""
+
+
+def built_wheel(factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, as `pip wheel` makes it."""
+
+    def make(home: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-w", home, REPO], check=True, timeout=LONG_S)
+
+    return next(made_once(factory, "wheel", make).glob("*.whl"))
+
+
+def next_wheel(wheel: Path, into: Path) -> Path:
+    """A wheel of version 9.9.9 with another target, and one unit less."""
+    other = into / "stoker-9.9.9-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(other, "w") as new:
+        for info in old.infolist():
+            data, name = old.read(info), info.filename.replace("stoker-0.1.0", "stoker-9.9.9")
+            if name.endswith("/METADATA"):
+                data = data.replace(b"Version: 0.1.0", b"Version: 9.9.9")
+            if name.endswith("stoker@.target"):
+                data += b"# newer\n"
+            if not name.endswith("stoker.sysusers"):
+                new.writestr(name, data)
+    return other
+
+
+class Ground:
+    """A directory that Stoker is installed below, as if it were the machine's root."""
+
+    def __init__(self, root: Path, packages: Path) -> None:
+        self.root = root
+        root.mkdir(exist_ok=True)
+        # The environments take what Stoker needs from the one of the tests; `pip` installs the wheel alone.
+        self.environ = {
+            **os.environ,
+            "PIP_NO_DEPS": "1",
+            "PYTHONPATH": str(packages),
+            "STOKER_LIB": f"{REPO}/lib",
+        }
+
+    def run(self, *words: str | Path, kill: int = 0, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Runs the installer; with `kill`, it is killed before that act of its own."""
+        how = ["-c", KILLER, str(kill), str(self.root)] if kill else [REPO / "scripts/install"]
+        command = [sys.executable, *how, "stoker.install"][: None if kill else -1]
+        options = [*words, "--root", self.root, "--python", sys.executable]
+        done = subprocess.run(
+            [*command, *options],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+            check=False,
+        )
+        assert done.returncode in ((0, -9) if kill else (code,)), done.stdout + done.stderr
+        return done
+
+    def version(self) -> str:
+        """What the command that people call says; the daemons' must start as well."""
+        commands = [self.root / "usr/local/bin/stoker", self.root / "opt/stoker/current/bin/stoker"]
+        command = next(path for path in commands if path.exists())
+        said = subprocess.run(
+            [command, "version"], env=self.environ, capture_output=True, text=True, check=True
+        )
+        return said.stdout.split()[1]
+
+    def environments(self) -> list[str]:
+        """The versions that lie beside each other."""
+        return sorted(path.name.partition("-")[0] for path in self.root.glob("opt/stoker/[0-9]*"))
+
+    def files(self) -> dict[str, bytes]:
+        """All files outside the environments, but for the lock; links as what they name."""
+        found = {}
+        for folder, names, files in os.walk(self.root):
+            names[:] = [name for name in names if not name[0].isdigit()]
+            for name in [*files, *(name for name in names if Path(folder, name).is_symlink())]:
+                path = Path(folder, name)
+                link = bytes(path.readlink()) if path.is_symlink() else path.read_bytes()
+                found[str(path.relative_to(self.root))] = link
+        return found
+
+
+def packages_apart(into: Path) -> Path:
+    """The packages of the tests' environment, less Stoker and pip."""
+    into.mkdir()
+    for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if not path.name.lower().startswith(
+            ("stoker", "_stoker", "__editable__", "pip", "setuptools", "__pycache__")
+        ):
+            (into / path.name).symlink_to(path)
+    return into
