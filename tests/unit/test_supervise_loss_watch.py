@@ -157,9 +157,8 @@ def test_a_plateau_is_told_where_a_gain_could_be_seen_and_ends_with_one() -> Non
 
 
 def test_a_log_of_every_tenth_step_has_a_plateau_that_begins_at_a_step_of_it() -> None:
-    watch = LossWatch()
-    found = [change for step, loss in enumerate(noisy(lambda _: 2.5, 9000, 0.05))
-             for change in watch.add(10 * step, loss)]  # fmt: skip
+    watch, losses = LossWatch(), noisy(lambda step: 3.0 if step <= WINDOW else 2.5, 9000, 0.02)
+    found = [change for step, loss in enumerate(losses) for change in watch.add(10 * step, loss)]
     assert [(one.episode.kind, one.episode.first) for one in found] == [("plateau", 10 * WINDOW - 9)]
 
 

@@ -14,23 +14,23 @@ from stoker.kit.lock import Lock
 from stoker.kit.process import ProcessId, children_tree
 from stoker.observe.machine import MemoryWatch
 from stoker.plan.log import Segment
-from stoker.store.errors import DataError, StorageError, Transient
-from stoker.store.record import new_id, read_record, utc_now, write_record
+from stoker.store.errors import StorageError, Transient
+from stoker.store.record import new_id
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
 from stoker.supervise.external.program import program
-from stoker.supervise.health import output, stacks
+from stoker.supervise.health import output
 from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
-from stoker.supervise.run import launch_record
-from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.run.launch_record import Launch, read_launches
 from stoker.supervise.run.memorization import newest_gap, read_tail
-from stoker.supervise.run.numerics_record import differences, of_checkpoint, was_halved
 from stoker.supervise.state import Trainer
 from stokerd.supervision.run import Run
+from stokerd.supervision.trainer.launch_book import LaunchBook
 from stokerd.supervision.trainer.output import TrainerOutput
+from stokerd.supervision.trainer.silence import SilenceRecorder
 
 EVIDENCE_S = 5.0
 MOST_XIDS = 10
@@ -48,12 +48,11 @@ class TrainerControl:
         self.run, self.context = run, run.context
         self.guarded: GuardedTrainer | None = None
         self.output: TrainerOutput | None = None  # of a trainer of the user's own
+        self._book, self._silences = LaunchBook(run), SilenceRecorder(run)
         self._heard_at = time.monotonic()
         self._told_gap = 0.0  # of memorization, in nats
-        self._body: dict[str, Any] = {}  # of launch.json
         self._memory = MemoryWatch()
         self._told: list[tuple[str, int | None]] = []
-        self._places: tuple[str, Any] = ("", None)  # where the ranks of a launch were when last looked at
 
     @property
     def pids(self) -> set[int]:
@@ -76,9 +75,9 @@ class TrainerControl:
             is_foreign=run.is_foreign,
         )
         self.output = TrainerOutput(run, launch) if launch.is_foreign else None
-        self._record(launch)
+        body = self._book.begin(launch)
         with contextlib.suppress(OSError):  # the launch after this one tries again
-            launches, _ = launch_record.read_launches(run.layout.launches)
+            launches, _ = read_launches(run.layout.launches)
             output.prune(run.layout.log, [one.launch for one in launches])
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
@@ -87,7 +86,7 @@ class TrainerControl:
             launch,
             run.layout,
             os.environ,
-            micro_batch=self._body["micro_batch"],
+            micro_batch=body["micro_batch"],
             resumes_from=run.newest.body if run.newest else None,
         )
         try:
@@ -112,7 +111,7 @@ class TrainerControl:
             view,
             Stillness(now, now),
             sample_at=now + EVIDENCE_S,
-            evidence=Evidence(headroom_bytes=headroom_bytes, last_step=launch.until or self._body["steps"]),
+            evidence=Evidence(headroom_bytes=headroom_bytes, last_step=launch.until or body["steps"]),
             oom_kills=(kills,),
             stop_time_s=run.pipeline.supervise.stop_time,
         )
@@ -128,10 +127,10 @@ class TrainerControl:
 
     def adopt(self, handover: Handover) -> None:
         """Goes on with the launch of this process's image before."""
-        trainer, layout = self.run.state.live, self.run.layout
+        trainer = self.run.state.live
         if trainer is None:
             return
-        self._body = read_record(layout.launch)
+        self._book.adopt()
         self.guarded = GuardedTrainer.adopted(
             trainer.guard,
             handover.work["trainer"],
@@ -142,33 +141,6 @@ class TrainerControl:
         self.guarded.trainer_pid = trainer.pid
         if trainer.launch.is_foreign:
             self.output = TrainerOutput(self.run, trainer.launch, trainer)
-
-    def _body_of(self, launch: Launch) -> dict[str, Any]:
-        """Returns launch.json's body."""
-        run = self.run
-        if launch.is_foreign:
-            return launch_record.foreign_body(launch, run.pipeline, run.store.begun)
-        if (pin := run.planner.pin()) is None:
-            raise DataError(f"{run.pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
-        return launch_record.launch_body(
-            launch,
-            run.pipeline,
-            pin,
-            run.store.begun,
-            steps=run.accounts.steps(run.at),
-            numerics=of_checkpoint(launch.resume_from) if launch.resume_from else None,
-        )
-
-    def _record(self, launch: Launch) -> None:
-        run, step, body = self.run, launch.resume_step, self._body_of(launch)
-        write_record(run.layout.launch, body)
-        self._note_launch(body, step)
-        self._body = body
-        run.keep_milestones()
-        run.store.launching()  # last: a launch that a full disk prevents is not counted
-        words: dict[str, Any] = {"launch": launch.launch, "resume_step": step}
-        words |= {} if launch.until is None else {"until": launch.until}
-        run.events.record("trainer_launched", **words)
 
     def hear(self) -> GuardedEnd | None:
         """Takes in the trainer's messages and work; returns its end once its whole tree is gone."""
@@ -191,7 +163,7 @@ class TrainerControl:
             trainer = self._with_evidence(trainer, end)
         self.run.change(trainer=trainer.excused(now) if gap_s > GAP_S else trainer)
         with contextlib.suppress(StorageError):  # the state disk is full: the next call tries again
-            self._note_numerics()
+            self._book.note_numerics()
         return end
 
     def take_told(self) -> list[tuple[str, int | None]]:
@@ -239,7 +211,7 @@ class TrainerControl:
             self._memory.tree_kills(),
             sealed_step=run.checkpoints.sealed.step if run.checkpoints.sealed else None,
             headroom_after_bytes=self._memory.look().headroom_bytes,
-            micro_batch=trainer.view.micro_batch or (self._body["numerics"] or {}).get("micro_batch"),
+            micro_batch=trainer.view.micro_batch or (self._book.body["numerics"] or {}).get("micro_batch"),
             free_bytes=free_bytes(run.layout.checkpoints),
             lines=tuple(self._lines(trainer, JUDGED_LINES)),
             # A foreign trainer that tells no step may have made them all.
@@ -253,30 +225,6 @@ class TrainerControl:
             all_xids = (*trainer.evidence.xids, *xids)[-MOST_XIDS:]
             evidence = replace(trainer.evidence, xids=all_xids, gpu_others_share=others_share)
             self.run.change(trainer=replace(trainer, evidence=evidence))
-
-    def _note_numerics(self) -> None:
-        """Records the numerics that the trainer told; steps after them are made by these."""
-        run, (trainer, _) = self.run, self._running()
-        for step, numerics in trainer.numerics:
-            before = self._body["numerics"]
-            if numerics != before:
-                body = {**self._body, "numerics": numerics}
-                self._note_launch(body, step)
-                write_record(run.layout.launch, body)
-                self._body = body
-            if step and before is not None and (changes := differences(before, numerics)):
-                run.events.record("bits_end_here", "warning", step=step, message="; ".join(changes))
-            if before is not None and was_halved(before, numerics):
-                sizes = {"before": before["micro_batch"], "micro_batch": numerics["micro_batch"]}
-                run.events.record("micro_batch_halved", "warning", step=step, **sizes)
-        if trainer.numerics:
-            run.change(trainer=replace(trainer, numerics=()))
-
-    def _note_launch(self, body: dict[str, Any], step: int) -> None:
-        """Notes in the log of launches that the steps after this one have these settings."""
-        line = launch_record.launched_body(body, resume_step=step, time=utc_now())
-        if damage := launch_record.note_launch(self.run.layout.launches, line):
-            self.run.events.record("launch_log_damaged", "warning", message=damage[0])
 
     def _measure(self, before: Trainer, after: Trainer) -> None:
         """Counts and records what the trainer's last words tell."""
@@ -308,9 +256,9 @@ class TrainerControl:
 
     def suspect(self, action: Suspect) -> None:
         """Records that the trainer shows no progress, or, without a reason, that it does again."""
-        trainer, _ = self._running()
+        trainer, guarded = self._running()
         if action.why:
-            self._record_silence("trainer_suspect", action.why)
+            self._silences.record_silence("trainer_suspect", trainer, guarded.pid, action.why)
         self.run.change(trainer=replace(trainer, is_suspected=bool(action.why)))
 
     def stop(self, action: StopTrainer) -> None:
@@ -322,7 +270,7 @@ class TrainerControl:
             guarded.kill()
         else:
             if action.hung:
-                self._record_silence("trainer_hung", action.hung)
+                self._silences.record_silence("trainer_hung", trainer, guarded.pid, action.hung)
                 trainer = replace(trainer, is_hung=True)
             self.run.events.record("trainer_stop_asked", launch=launch, step=trainer.step)
             guarded.stop()
@@ -371,30 +319,3 @@ class TrainerControl:
     def _running(self) -> tuple[Trainer, GuardedTrainer]:
         assert self.run.state.trainer is not None and self.guarded is not None
         return self.run.state.trainer, self.guarded
-
-    def _record_silence(self, event: str, why: str) -> None:
-        """Records why a trainer may hang, with the state and the stacks of its processes."""
-        trainer, guarded = self._running()
-        words = {"launch": trainer.launch.launch, "phase": trainer.view.phase, "reason": why}
-        tree = children_tree(guarded.pid)
-        processes = [line for line in stacks.of_kernel(tree) if not line.startswith(" ")]
-        self.run.events.record(event, "warning", step=trainer.step, processes=processes, **words)
-        self._take_stacks(trainer, tree, why)
-
-    def _take_stacks(self, trainer: Trainer, tree: Sequence[ProcessId], why: str) -> None:
-        run, launch, announced = self.run, trainer.launch.launch, trainer.view.announced
-        file, files = run.layout.stacks(launch), {rank: run.layout.stacks(launch, rank) for rank in announced}
-        groups = stacks.grouped(stacks.take(tree, announced, files))
-        head = f"{utc_now()}, step {trainer.step}, phase {trainer.view.phase}: {why}"
-        with contextlib.suppress(OSError):  # a full disk
-            stacks.append(file, stacks.report(head, groups, tree))
-        places = [(group.ranks, group.place) for group in groups]
-        words: dict[str, Any] = {"launch": launch, "step": trainer.step, "file": str(file)}
-        words |= {"ranks": sum(len(group.ranks) for group in groups)}
-        words |= (
-            {"at": groups[0].place[0]} if groups and groups[0].place else {"at": "the kernel's view alone"}
-        )
-        words |= {"odd_ranks": list(odd)} if (odd := stacks.odd_ranks(groups)) else {}
-        words |= {"is_as_before": self._places[1] == places} if self._places[0] == launch else {}
-        self._places = (launch, places)
-        run.events.record("stacks_taken", **words)
