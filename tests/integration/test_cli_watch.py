@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stoker.kit.lock import read_holder
 from stoker.store.layout import StateLayout
 from support.waiting import wait_until
 
@@ -61,6 +62,7 @@ def test_it_starts_again_from_the_newest_checkpoint_and_passes_both_streams_thro
     assert "stoker:" not in ended.stdout
     assert ended.stderr.count("to stderr\n") == 2
     assert "the trainer ended at step 3: exit code 3" in ended.stderr
+    assert "starting again in" in ended.stderr
     assert "the run is finished" in ended.stderr
     (home,) = (tmp_path / "states" / "stoker").iterdir()
     run = StateLayout(home / "state").run("run-1")
@@ -119,13 +121,28 @@ def test_save_writes_the_file_that_stoker_run_takes(tmp_path: Path) -> None:
     assert watch(tmp_path, *words, command=("true",)).returncode == 64  # it exists
 
 
+def test_a_supervisor_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    script = "echo ran >> ran; until [ -e end ]; do sleep 0.1; done"
+    environ = {**os.environ, **QUICK, "XDG_STATE_HOME": str(tmp_path / "states")}
+    ran = tmp_path / "ran"
+    with subprocess.Popen([*STOKER, "watch", "sh", "-c", script], cwd=tmp_path, env=environ) as watching:
+        wait_until(ran.exists, what="the begin of the command")
+        (lock,) = (tmp_path / "states" / "stoker").glob("sh-*/state/locks/train_supervisor.lock")
+        os.kill(read_holder(lock).pid, signal.SIGKILL)
+        wait_until(lambda: ran.read_text().split() == ["ran"] * 2, what="another begin of the command")
+        (tmp_path / "end").touch()
+        assert watching.wait(60) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--resume", "'--resume {path}"), "No closing quotation"),
-        (("--step", "step (", "--name", "x"), "train.external.step"),
+        (("--step", "step (", "--name", "x"), "--step: is no regular expression"),
         (("--resume", "--resume {file}"), "{file} is unknown"),
-        (("--name", "Not A Name"), "name"),
+        (("--name", "../x"), "name"),
+        (("--init-from", "gone.pt"), "gone.pt: it is not there"),
+        (("--save", "new.yaml", "--checkpoints", "../x*"), "--checkpoints: has '..'"),
     ],
 )
 def test_a_wrong_word_is_told_and_nothing_is_started(
@@ -134,4 +151,11 @@ def test_a_wrong_word_is_told_and_nothing_is_started(
     ended = watch(tmp_path, *words, command=("sh", "-c", "echo ran > ran"))
     assert ended.returncode in (64, 78)
     assert said in ended.stderr
-    assert not (tmp_path / "ran").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_is_not_there_ends_it_as_a_shell_does(tmp_path: Path) -> None:
+    ended = watch(tmp_path, command=("no-such-program", "--lr", "1"))
+    assert ended.returncode == 127
+    assert "no-such-program: there is no such program" in ended.stderr
+    assert not list(tmp_path.iterdir())

@@ -25,6 +25,7 @@ from stoker.supervise.run.goodput import BUCKETS
 from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
+from stoker.supervise.state import RunState as SupervisorState
 from stokerd.common.observer import Observer
 from stokerd.supervision.jobs.hook import RESULTS
 from stokerd.supervision.run import Run
@@ -268,6 +269,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "launches": record.launches if record else 0,
         "steps_from": (live.read_as or "nothing" if live.is_read else "messages") if live else None,
         "trainer_pid": live.pid if live else None,
+        "next_launch_s": _next_launch_s(run.state, time.monotonic()),
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
         "mirror": run.mirror and run.mirror.status(copying),
         "plan_entries": len(plan.entries) if has_plan else None,
@@ -275,6 +277,11 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "plan_windows_ahead": _ahead(plan, said["position"]) if has_plan else None,
         "plan_waits_for": None if why in ("", ENOUGH) else why.removeprefix("waiting for "),
     }
+
+
+def _next_launch_s(state: SupervisorState, now: float) -> float | None:
+    """Returns how long the delay before the next launch still takes; None outside of one."""
+    return round(max(0.0, state.retry_at - now), 1) if state.phase is Phase.BACKOFF else None
 
 
 # What a trainer that trains does where it makes no steps, by the phase it tells.

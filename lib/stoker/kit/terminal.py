@@ -40,9 +40,12 @@ _OPTIONAL = re.compile(r"\[([^][]*)\]")
 # one of its fields is missing.
 SENTENCES = {
     "bits_end_here": "from step {step} on the bits of the run are those of other numerics: {message}",
+    "checkpoint_failed": "no checkpoint is sealed[ at step {step}]: {message}",
     "checkpoint_fetched": "checkpoint of step {step} is copied back from the mirror: {message}",
     "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
     "checkpoint_proven": "checkpoint of step {step} is proven whole",
+    "checkpoint_refused": "{message}",
+    "checkpoint_restored": "{path} is what was proven of it again[; what lay there is {aside}]",
     "checkpoint_quarantined": "{path} set aside: {reason}; {message}",
     "content_gone": "{path} is lost for good: {reason}",
     "daemon_failed": "the daemon ended with an error: {message}",
@@ -63,6 +66,9 @@ SENTENCES = {
     "downloads_go_on": "files come again",
     "downloads_wait": "nothing comes, {files:file} waiting: {reason}; next try in {retry_in_s}",
     "drained": "{message}",
+    "external_available": "the trainer's directory can be used again",
+    "external_set_aside": "moved aside before the launch: {aside}; {message}",
+    "external_unavailable": "{message}",
     "file_reverified": "{path} verified again[, {size}]",
     "file_unproven": "{path} is here, {size}, but not proven: {reason}",
     "file_verified": "{path} verified, {size}",

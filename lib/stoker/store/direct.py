@@ -211,9 +211,8 @@ def insist_on_room(folder: Path, size: int, floor: int) -> None:
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if free < size + floor:
-        raise DiskFullError(
-            f"{folder}: {free} bytes free, {size} needed and {floor} to stay free (stage.free_floor)"
-        )
+        rest = f" and {floor} to stay free (stage.free_floor)" if floor else ""
+        raise DiskFullError(f"{folder}: {free} bytes free, {size} needed{rest}")
 
 
 def copy(source: Path, target: Path, progress: Progress = lambda _: None) -> None:

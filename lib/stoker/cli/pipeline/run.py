@@ -142,7 +142,7 @@ class Foreground:
         passes_output: bool = False,
     ) -> None:
         self.pipeline = pipeline
-        self.until_done, self.once = until_done, once
+        self.until_done, self.once, self.passes_output = until_done, once, passes_output
         self.output = output
         self.say = output.say
         self.stopping: int | None = None  # the exit code to end with; None until a stop begins
@@ -162,7 +162,8 @@ class Foreground:
         waiter.signals(*STOP_SIGNALS)
         for child in self.children:
             child.log.write_bytes(b"")
-        self.say("info", f"logs are in {self.children[0].log.parent}")
+        if not self.passes_output:
+            self.say("info", f"logs are in {self.children[0].log.parent}")
         try:
             while True:
                 status = self.status()

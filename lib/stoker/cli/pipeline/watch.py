@@ -8,7 +8,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,27 +20,42 @@ import click
 import yaml
 
 from stoker.cli.pipeline.events import Daemons, Output
-from stoker.cli.pipeline.run import Child, Foreground
+from stoker.cli.pipeline.run import Child, Foreground, how_it_ended
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.exec import child_environment, launch_command
 from stoker.kit.lock import Lock, take_up_state
 from stoker.kit.terminal import Footer, harmless, sentence
-from stoker.store.errors import StokerError, UsageError
-from stoker.store.files import write_atomic
+from stoker.store.errors import ConfigError, StokerError, UsageError
+from stoker.store.files import make_dir, write_atomic
 from stoker.store.layout import TRAIN_SUPERVISOR, StateLayout
 from stoker.store.record import RecordDamaged, read_record
 from stoker.store.requests import file_request
 
 STDERR = 2
 NOTIFY_S = 60.0
-SHOWN = frozenset({"trainer_launched", "checkpoint_proven", "run_resumed", "run_finished"})
+SIGNALLED = 128  # above it an exit code is that of a signal
+SHOWN = frozenset(
+    {"trainer_launched", "checkpoint_proven", "external_available", "run_resumed", "run_finished"}
+)
+NOT_FOUND = 127  # as a shell ends for a program that is not there
 _NO_NAME = re.compile(r"[^a-z0-9_]+")
+_PLACE = re.compile(r"(?m)^\S.*?\.yaml(?::\d+)?: ")
+_KEYS = {  # as a pipeline file names what is an option here
+    "train.external.checkpoints": "--checkpoints",
+    "train.external.resume": "--resume",
+    "train.external.step": "--step",
+    "train.init_from": "--init-from",
+    "stoker resume FILE": "the same command again",
+}
+_KEY = re.compile("|".join(map(re.escape, _KEYS)))
 
 
 @click.command(
+    # The command's own options begin after its first word, with or without `--`.
+    context_settings={"allow_interspersed_args": False},
     epilog="Example: stoker watch --checkpoints 'out/checkpoint-*' --resume '--resume {path}' -- "
-    "python train.py"
+    "python train.py",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 @click.option("--checkpoints", metavar="GLOB", help="The files or directories that are its checkpoints.")
@@ -61,14 +79,23 @@ def watch(context: click.Context, /, command: tuple[str, ...], **given: str | No
     the command, 130 after Ctrl-C.
     """
     notify = _words(given["notify"], "--notify")
+    if (origin := given["init_from"]) is not None and not os.path.lexists(origin):
+        raise UsageError(f"--init-from {origin}: it is not there; name a checkpoint")
     if given["save"] is not None:
         file = Path(given["save"]).absolute()
-        _save(file, body(command, file.stem, given))
+        if file.exists():
+            raise UsageError(f"--save {file}: it exists; name another, or move it away")
+        settings = checked(body(command, file.stem, given))
+        write_atomic(file, _yaml(settings))
+        click.echo(f"saved; go on with: stoker run {shlex.quote(str(file))}")
         return
+    if shutil.which(command[0]) is None:
+        click.echo(f"stoker: {command[0]}: there is no such program; name one in PATH, or its path", err=True)
+        context.exit(NOT_FOUND)
     name = given["name"] or name_of(command, str(Path.cwd()))
-    settings = body(command, name, given)
+    settings = checked(body(command, name, given))
     home = Path(settings["state"]).parent
-    home.mkdir(parents=True, exist_ok=True)
+    make_dir(home)
     with Lock.acquire(home / "watch.lock", purpose="stoker watch"):
         file = home / f"{name}.yaml"
         output = Beside(taken_up(file, settings))
@@ -102,6 +129,23 @@ def body(command: Sequence[str], name: str, given: Mapping[str, str | None]) -> 
     return {"name": name, "state": str(home / "state"), "train": train, "metrics": {"ports": {"train": 0}}}
 
 
+def checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns a pipeline file's content; raises ConfigError that names the options that are wrong."""
+    with tempfile.TemporaryDirectory(prefix="stoker-watch-") as folder:
+        file = Path(folder) / f"{Path(settings['name']).name}.yaml"
+        write_atomic(file, _yaml(settings))
+        try:
+            load_pipeline(file)
+        except ConfigError as problem:
+            raise ConfigError(as_options(str(problem))) from problem
+    return settings
+
+
+def as_options(text: str) -> str:
+    """Returns a message about a pipeline file in the words of this command."""
+    return _KEY.sub(lambda key: _KEYS[key[0]], _PLACE.sub("", text))
+
+
 def taken_up(file: Path, settings: dict[str, Any]) -> StateLayout:
     """Writes the pipeline file and takes up its state; a finished run is followed by another one.
 
@@ -125,6 +169,7 @@ class Beside(Output):
         super().__init__(layout, headless=True, quiet=True)
         self.trouble = ""  # why a hand is needed
         self.exit_code = 0  # of the last launch
+        self._is_told = True  # when the next launch comes
 
     def say(self, level: str, text: str, label: str = "") -> None:
         if level == "error" and not self.trouble:
@@ -139,9 +184,15 @@ class Beside(Output):
         for event in self._events.new():
             word, level = str(event.get("event")), str(event.get("level", "info"))
             if word == "trainer_exited":
-                self.exit_code = int(event.get("exit_code") or 0)
+                self.exit_code, self._is_told = int(event.get("exit_code") or 0), False
             if level != "info" or word in SHOWN:
-                self.say(level, sentence(event).replace("stoker resume FILE", "the same command again"))
+                self.say(level, as_options(sentence(event)))
+        shown = status[TRAIN_SUPERVISOR]["body"]
+        if not self._is_told and (seconds := shown.get("next_launch_s")) is not None:
+            self._is_told = True
+            count, most = shown["figures"]["fruitless"], shown["figures"]["config"]["launches"]
+            why = f" ({count} of {most} in a row brought no new checkpoint)" if count else ""
+            self.say("info", f"starting again in {max(1, round(seconds))} s{why}")
 
 
 class Watching(Foreground):
@@ -156,15 +207,20 @@ class Watching(Foreground):
     def run(self) -> int:
         """Returns the command's exit code, or that of a stop or a refusal, once nothing of it is left."""
         code = super().run()
-        if self.notify and self.output.trouble and not self.is_asked:
+        if self.notify and code and self.output.trouble and not self.is_asked:
             _call(self.notify, self.output.trouble)
         return code
 
     def ended(self, child: Child, code: int, run_state: str | None) -> None:
-        """Handles the supervisor's end, which is that of all."""
+        """Handles the supervisor's end, which is that of all; one that was killed is started again."""
+        if code > SIGNALLED:
+            delay = child.backoff.next()
+            child.start_at = time.monotonic() + delay
+            self.say("warning", f"the supervisor {how_it_ended(code)}; starting it again in {delay:.0f} s")
+            return
         if code == StokerError.exit_code and run_state == "halted":
             code = self.output.exit_code or code
-        elif code:
+        elif code and not self.output.trouble:
             for line in child.last_words() or [f"the supervisor ended with exit code {code}"]:
                 self.say("error", harmless(line))
         self.stop(code)
@@ -188,14 +244,6 @@ def _call(template: Sequence[str], message: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
         click.echo(f"stoker: --notify: {problem}", err=True)
-
-
-def _save(file: Path, settings: Mapping[str, Any]) -> None:
-    if file.exists():
-        raise UsageError(f"--save {file}: it exists; name another, or move it away")
-    write_atomic(file, _yaml(settings))
-    load_pipeline(file)
-    click.echo(f"saved; go on with: stoker run {shlex.quote(str(file))}")
 
 
 def _yaml(settings: Mapping[str, Any]) -> bytes:
