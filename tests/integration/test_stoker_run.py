@@ -258,6 +258,26 @@ def test_when_it_is_killed_nothing_outlives_it_and_the_trainer_saved(
     assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
 
 
+def test_it_ends_after_what_a_killed_supervisor_left_and_kills_that_when_it_is_told_again(
+    shard_sets: Path, tmp_path: Path, started: Any
+) -> None:
+    """As process 1 of a container it would take the rest with it."""
+    pipeline = pipeline_of_sets(shard_sets, tmp_path / "left", train__steps=100_000)
+    run = started(pipeline)
+    run.training.wait_for_step(3, timeout_s=90)
+    (guard,) = run.training.guards()
+    os.kill(guard.pid, signal.SIGSTOP)
+    supervisor = run.daemon(TRAIN_SUPERVISOR)
+    signal_process(supervisor, signal.SIGKILL)
+    run.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not any(map(run.daemon, DAEMONS)), what="the daemons' end")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(1.5)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(ENDING_S) == 0
+    assert not run.everyone()
+
+
 def test_a_daemon_that_runs_already_stops_all_with_75(tmp_path: Path, started: Any) -> None:
     pipeline = make_pipeline(tmp_path / "daemon")
     daemon = pipeline.start(TRAIN_SUPERVISOR)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,17 @@ def test_status_as_json_is_the_daemons_own_snapshots(
     assert told["daemons"]["train_supervisor"]["running"] is True
     assert told["daemons"]["train_supervisor"]["body"] == RUN
     assert told["daemons"]["download_watchdog"]["state"] == "never started"
+
+
+def test_a_check_is_failed_by_a_daemon_that_does_not_run_and_by_one_that_hangs(running: Pipeline) -> None:
+    check = ["status", str(running.file), "--check"]
+    assert exit_code(check) == 1, "the download watchdog does not run"
+    with Lock.acquire(running.layout.lock("download_watchdog"), purpose="download_watchdog"):
+        assert exit_code(check) == 0
+        last = (datetime.now(UTC) - timedelta(seconds=200)).isoformat()
+        status = RuntimeLayout.at(running.file.parent / "runtime").status("stage_shard")
+        status.write_text(json.dumps({**SHARD, "time": last}))
+        assert exit_code(check) == 1
 
 
 def test_a_stopped_daemon_has_no_speed() -> None:

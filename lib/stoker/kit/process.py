@@ -106,9 +106,7 @@ def family(pid: int) -> dict[ProcessId, int]:
 
     The tree changes while it is read, so that a process may be missing.
     """
-    # Where the kernel has no such file, the stat of every process on the machine says who its parent is.
-    is_told = os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - as _read
-    children = _children_of if is_told else _children_by_stat()
+    children = _children()
     found: dict[ProcessId, int] = {}
     queue = [(child, pid) for child in children(pid)]
     while queue:
@@ -130,6 +128,15 @@ def children_tree(pid: int) -> list[ProcessId]:
     empty.
     """
     return list(family(pid))
+
+
+def _children() -> Callable[[int], Iterable[int]]:
+    """Returns a function from a pid to its children's.
+
+    Where the kernel has no such file, the stat of every process on the machine says who its parent is.
+    """
+    is_told = os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - as _read
+    return _children_of if is_told else _children_by_stat()
 
 
 def _children_of(pid: int) -> Iterator[int]:
@@ -194,16 +201,12 @@ def signal_process(process: ProcessId, signum: int) -> bool:
 def reap_strays(known: Collection[int]) -> list[int]:
     """Reaps dead children inherited as a subreaper, except those in `known`: their own waiters reap them."""
     reaped = []
-    for pid in _every_pid():
-        if pid in known:
-            continue
-        try:
-            fields = _stat(pid)
-        except ProcessLookupError:
-            continue
-        if int(fields[_PARENT]) == os.getpid() and fields[_STATE] == "Z":
-            with contextlib.suppress(ChildProcessError):  # another waiter in this process was quicker
-                reaped.append(os.waitpid(pid, os.WNOHANG)[0])
+    for pid in list(_children()(os.getpid())):
+        if pid not in known:
+            # Gone, or still a child: another waiter in this process was quicker.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                if _stat(pid)[_STATE] == "Z":
+                    reaped.append(os.waitpid(pid, os.WNOHANG)[0])
     return reaped
 
 

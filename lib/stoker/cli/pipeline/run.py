@@ -1,6 +1,7 @@
 """`stoker run`: the three daemons in the foreground, without systemd.
 
-They are started, restarted and stopped together.
+They are started, restarted and stopped together. As process 1 of a container, too: what a daemon that ended
+leaves behind becomes a child of this process, is reaped by it, and ends before it does.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from stoker.cli.pipeline.config import checked
 from stoker.cli.pipeline.events import LABELS, Daemons, Output
 from stoker.cli.pipeline.status import losses
 from stoker.config.schema import Pipeline
-from stoker.kit.exec import TRAINER_OUTPUT, child_environment, launch_command
+from stoker.kit.exec import TRAINER_OUTPUT, child_environment, launch_command, set_child_subreaper
 from stoker.kit.lock import Lock, take_up_state
 from stoker.kit.loop import Backoff, Waiter
-from stoker.kit.process import processes_with_environment, signal_process
+from stoker.kit.process import children_tree, processes_with_environment, reap_strays, signal_process
 from stoker.kit.terminal import PHRASES, harmless
 from stoker.observe.status import read_status
 from stoker.store.errors import StokerError
@@ -157,7 +158,8 @@ class Foreground:
         ]
 
     def run(self) -> int:
-        """Runs until stopped, done or failed; returns the exit code after every daemon has ended."""
+        """Runs until stopped, done or failed; returns the exit code after every process below has ended."""
+        set_child_subreaper()
         waiter = Waiter()
         waiter.signals(*STOP_SIGNALS)
         for child in self.children:
@@ -169,15 +171,30 @@ class Foreground:
                 status = self.status()
                 self.tend(status)
                 self.output.refresh(time.monotonic(), status)
-                if self.stopping is not None and not any(child.process for child in self.children):
+                if self.stopping is not None and self.is_over():
                     return self.stopping
                 for event in waiter.wait(TURN_S):
                     if event.kind == "signal":
                         self.asked_to_stop(event.about)
+        except BaseException:
+            self.stop(StokerError.exit_code)
+            while not self.is_over():
+                waiter.wait(TURN_S)
+                for child in self.children:
+                    child.look({"body": {}})
+                self.end_strays(time.monotonic())
+            raise
         finally:
-            for child in self.children:
-                child.signal(signal.SIGTERM)
             waiter.close()
+
+    def is_over(self) -> bool:
+        """Returns whether every daemon has ended, and what a killed one left, which may be saving.
+
+        When process 1 of a container ends, the kernel kills whatever is left in it.
+        """
+        if any(child.process for child in self.children):
+            return False
+        return self.kill_at == float("inf") or not children_tree(os.getpid())
 
     def status(self) -> Daemons:
         """Returns the status of each daemon here."""
@@ -196,17 +213,23 @@ class Foreground:
                 status = self.status()  # its last
                 self.output.refresh(now, status)  # print the daemon's last events before its end
                 self.ended(child, code, status[child.name]["body"].get("run_state"))
-        if now >= self.kill_at:
-            self.kill_at = float("inf")
-            self.say("error", "a daemon does not stop; killing it")
-            for child in self.children:
-                child.signal(signal.SIGKILL)
+        self.end_strays(now)
         if self.until_done and self.stopping is None and self.is_done(status, now):
             self.say("info", "the run is finished; stopping the daemons")
             self.stop(0)
         if self.until_done and self.stopping is None and self.is_halted(status):
             self.say("error", "the run is halted; stopping the daemons")
             self.stop(StokerError.exit_code)
+
+    def end_strays(self, now: float) -> None:
+        """Reaps what lost its parent; kills every process below once the time for a stop is over."""
+        reap_strays({child.process.pid for child in self.children if child.process})
+        if now >= self.kill_at:
+            self.kill_at = float("inf")
+            self.say("error", "a process does not stop; killing all that is left")
+            for process in children_tree(os.getpid()):
+                with contextlib.suppress(PermissionError):  # a set-uid helper
+                    signal_process(process, signal.SIGKILL)
 
     def ended(self, child: Child, code: int, run_state: str | None) -> None:
         """Handles the end of a daemon: stops all where a restart would fail too, else schedules a restart."""

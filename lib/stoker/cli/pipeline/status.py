@@ -21,6 +21,7 @@ from stoker.supervise.run.goodput import STEPS
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
 SILENT_S = 60.0  # a loop shows its status every few seconds
+HUNG_S = 180.0  # the units' WatchdogSec
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for", "gpus")
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end when its supervisor ends
 STANDS_STILL = frozenset(
@@ -34,8 +35,9 @@ Row = tuple[str, str]  # a title and its text; a row of data or run with an empt
 
 @click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
 @pipeline_file
+@click.option("--check", is_flag=True, help="Exit 1 unless every daemon runs and was heard in 3 minutes.")
 @json_option
-def status(pipeline: Pipeline, as_json: bool) -> None:
+def status(pipeline: Pipeline, as_json: bool, check: bool) -> int:
     """Show what each daemon does, the progress of the data, and the progress of the run.
 
     A stopped daemon shows its last status. A reboot erases these; then `stoker audit` counts.
@@ -48,6 +50,13 @@ def status(pipeline: Pipeline, as_json: bool) -> None:
         click.echo("\n".join(lines), color=True)
     else:
         click.echo("\n".join(report_lines(pipeline.name, daemons)))
+    wanted = daemons if pipeline.has_data else (TRAIN_SUPERVISOR,)
+    return int(check and not all(is_well(daemons[daemon]) for daemon in wanted))
+
+
+def is_well(about: Mapping[str, Any]) -> bool:
+    """Returns whether a daemon runs and its loop goes round."""
+    return bool(about["running"]) and about.get("silent_s", 0.0) <= HUNG_S
 
 
 def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
