@@ -65,9 +65,9 @@ class Ground:
         policies.answer(self.run, AnswerEnd(1, 35, False, response=response, kind=kind))
 
     def roll_back(self) -> bool:
-        asked = self.requests.of_policy()
+        asked = self.requests.rollbacks.of_policy()
         assert asked is not None
-        return self.requests.roll_back(asked.request)
+        return self.requests.rollbacks.make(asked.request)
 
     def here(self) -> list[int]:
         return sorted(one.step for one in find_checkpoints(self.files.checkpoints))

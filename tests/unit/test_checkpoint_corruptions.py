@@ -129,7 +129,7 @@ def test_no_corrupted_checkpoint_is_accepted_and_the_newest_whole_one_is_used(
         bad = chance.choice(((30,), (30,), (30, 20), (20, 30, 10), (20,), (30, 10)))
         done.update(corrupt(home / f"step-{step:09d}", chance) for step in bad)
         run.change(phase=Phase.PROVING, proofs={})
-        ground.requests.take_up()
+        ground.requests.rollbacks.take_up()
         history = run.accounts.history()
         while (name := run.checkpoints.newest_candidate(history)) and run.state.proofs.get(name) != "proven":
             proof = as_message(prove_checkpoint(run.checkpoints.path(name)))

@@ -30,7 +30,7 @@ def test_windows_are_skipped_once_whatever_died_in_between(tmp_path: Path) -> No
     assert ground.roll_back() and ground.words == ["windows_skipped"]
     (fork,) = read_timelines(ground.files.timelines).forks
     assert (fork.from_step, fork.reason, len(fork.skip)) == (30, SKIP.reason, 1)
-    assert ground.record.fork is None and ground.requests.of_policy() is None
+    assert ground.record.fork is None and ground.requests.rollbacks.of_policy() is None
     ground.run.store.change(fork=decided)  # it died before it could write that
     assert ground.roll_back() and ground.record.fork is None
     assert len(read_timelines(ground.files.timelines).forks) == 1

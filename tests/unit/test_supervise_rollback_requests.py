@@ -66,13 +66,13 @@ class Case:
 
     def take_up(self) -> bool:
         """Make what is asked for, as the loop does; whether any rollback was made."""
-        self.requests.take_up()
+        self.requests.rollbacks.take_up()
         made = False
-        while (asked := self.requests.next_rollback()) is not None:
+        while (asked := self.requests.rollbacks.of_request()) is not None:
             if asked.target and asked.is_here:
                 verdict = "invalid" if asked.target in self.bad else "proven"
                 self.run.change(proofs={asked.target: verdict})
-            made |= self.requests.roll_back(asked.request)
+            made |= self.requests.rollbacks.make(asked.request)
         return made
 
     def here(self) -> list[int]:
@@ -135,13 +135,13 @@ def test_a_longer_horizon_goes_back_to_its_milestone_once_that_is_proven_or_says
     case: Case, verdict: str
 ) -> None:
     case.run.accounts.longer_from = lambda at: 20
-    assert case.requests.longer_horizon() is None  # before the newest checkpoint is known
+    assert case.requests.rollbacks.of_horizon() is None  # before the newest checkpoint is known
     case.run.change(is_settled=True, proofs={"step-000000020": verdict})
-    asked = case.requests.longer_horizon()
+    asked = case.requests.rollbacks.of_horizon()
     assert asked is not None and (asked.request, asked.to, asked.is_here) == ("", 20, True)
-    assert case.requests.lengthen() is (verdict == "proven")
+    assert case.requests.rollbacks.make("") is (verdict == "proven")
     kept = verdict == "invalid"
     assert case.here() == ([10, 20, 30] if kept else [10, 20])
     assert case.words == (["milestone_missing"] if kept else ["checkpoints_abandoned", "horizon_longer"])
     case.run.change(is_decay_kept=kept)
-    assert (case.requests.longer_horizon() is None) is kept
+    assert (case.requests.rollbacks.of_horizon() is None) is kept

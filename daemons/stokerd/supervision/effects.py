@@ -41,6 +41,7 @@ class Effects:
     def __init__(self, run: Run, workers: Workers) -> None:
         self.run, self.workers = run, workers
         self.requests = Requests(run)
+        self.rollbacks = self.requests.rollbacks
         self.trainer = TrainerControl(run)
         self.hook = CheckpointHook(run)
         self.watches = Watches(run)
@@ -118,7 +119,7 @@ class Effects:
             self.external.stop()
             self.workers.stop()
         if phase is Phase.PROVING:
-            self.requests.take_up()
+            self.rollbacks.take_up()
             policies.set_aside(self.run)
             self.run.keep_milestones()
             self.run.checkpoints.note_sealed(self.run.accounts.history())
@@ -187,8 +188,7 @@ class Effects:
         self._stop_mirror()
         self.hook.stop()
         self.workers.stop()  # they may read checkpoints, which the rollback moves
-        is_made = self.requests.roll_back(action.request) if action.request else self.requests.lengthen()
-        if is_made:
+        if self.rollbacks.make(action.request):
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(trainer=None, exit=None, is_settled=False)
         elif not action.request:

@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from stoker.checkpoints.mirror.layout import fallback
-from stoker.checkpoints.retention import counts
 from stoker.kit.context import DaemonContext
 from stoker.kit.exec import set_child_subreaper
 from stoker.kit.handover import Handover
 from stoker.kit.process import reap_strays
 from stoker.kit.reload import Reload
 from stoker.store.errors import StorageError, Transient
-from stoker.supervise.actions import Enter, Pause, ProveCheckpoint, Wait
-from stoker.supervise.decide import Seen, decide, mirror_job
-from stoker.supervise.health.exits import ExitClass, GuardedEnd
+from stoker.supervise.actions import Enter, Pause, Wait
+from stoker.supervise.decide import decide
+from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.health.guarded import WORDS
-from stoker.supervise.run.record import BY_TRAINER
 from stoker.supervise.state import Phase
 from stokerd.common.loop import CHECK_RELOAD
-from stokerd.supervision import policies
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.jobs.mirror import MIRROR
 from stokerd.supervision.jobs.workers import Workers
-from stokerd.supervision.run import Run, load_run
+from stokerd.supervision.observe import observe
+from stokerd.supervision.run import load_run
 from stokerd.supervision.status import Status
 from stokerd.supervision.trainer.gpus import Gpus
 
@@ -165,77 +161,3 @@ class Supervisor:
         self.workers.stop()
         self.workers.stop_mirror()
         self.gpus.close()
-
-
-def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
-    """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
-    record, jobs = run.store.record, effects.jobs
-    seen = Seen(
-        is_stopping=run.context.stopping,
-        is_once=run.context.once,
-        until=run.context.until,
-        jobs=jobs,
-        fruitless=record.fruitless if record else 0,
-        best_step=record.best_step if record else 0,
-        held=record.held if record else "",
-        is_halted=record is not None and record.halted is not None,
-        is_forking=record is not None and record.fork is not None,
-        newest=run.at.path.name,
-        step=run.at.step,
-        end=end,
-    )
-    match run.state.phase:
-        case Phase.CLEANING:
-            return replace(seen, left=effects.leftovers())
-        case Phase.PROVING:
-            requests = effects.requests
-            if (outside := effects.external.due()) is not None:
-                return replace(seen, outside=outside)
-            rollback = requests.next_rollback() or requests.of_policy() or requests.longer_horizon()
-            if rollback is not None:
-                return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
-            return _proving(run, seen)
-        case Phase.WAITING:
-            outside = effects.external.due()
-            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, outside=outside)
-        case Phase.FINISHED if record is not None and record.state != "finished":
-            return replace(seen, goes_on=True)
-        case Phase.FINISHED if not run.state.is_at_rest:
-            return replace(seen, is_settled=_is_settled(run, seen) and not effects.hook.is_busy)
-        case _:
-            return seen
-
-
-def _proving(run: Run, seen: Seen) -> Seen:
-    """Returns the facts by which a checkpoint is chosen."""
-    history = run.accounts.history()
-    if run.state.is_settled:
-        exit_, over = run.state.exit, run.accounts.over(run.at)
-        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.is_foreign:
-            over = over or BY_TRAINER
-        return replace(seen, over=over, facts=policies.facts(run) if exit_ is not None else seen.facts)
-    name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()
-    newest = run.checkpoints.get(name)
-    seen = replace(
-        seen,
-        candidate=name,
-        is_on_history=newest is None or counts(int(newest.body["timeline"]), newest.step, history),
-        why_not_from_start="" if name else run.accounts.why_not_from_start(has_rejected=has_rejected),
-    )
-    if run.mirror is None:
-        return seen
-    step = newest.step if newest is not None else None
-    look = run.mirror.to_look(step, history, has_rejected=has_rejected)
-    newer = fallback(run.mirror.copies, history, -1 if step is None else step)
-    return replace(seen, look=look, newer=policies.newest_usable(run, newer))
-
-
-def _is_settled(run: Run, seen: Seen) -> bool:
-    """Returns whether every checkpoint is proven, and mirrored as far as the policy asks."""
-    now, history, mirror = time.monotonic(), run.accounts.history(), run.mirror
-    if ProveCheckpoint.slot in seen.jobs or run.checkpoints.unproven(history, now):
-        return False
-    if mirror is None or run.store.record is None or mirror.trouble is not None:
-        return True
-    local, policy = run.checkpoints.to_mirror(), run.checkpoints.policy
-    return MIRROR not in seen.jobs and mirror_job(mirror, local, history, policy, now) is None

@@ -1,0 +1,90 @@
+"""What the supervisor knows of its run in one cycle: the facts by which `decide` chooses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from stoker.checkpoints.mirror.layout import fallback
+from stoker.checkpoints.retention import counts
+from stoker.supervise.actions import ProveCheckpoint
+from stoker.supervise.decide import Seen, mirror_job
+from stoker.supervise.health.exits import ExitClass, GuardedEnd
+from stoker.supervise.run.record import BY_TRAINER
+from stoker.supervise.state import Phase
+from stokerd.supervision import policies
+from stokerd.supervision.effects import Effects
+from stokerd.supervision.jobs.mirror import MIRROR
+from stokerd.supervision.run import Run
+
+
+def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
+    """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
+    record, jobs = run.store.record, effects.jobs
+    seen = Seen(
+        is_stopping=run.context.stopping,
+        is_once=run.context.once,
+        until=run.context.until,
+        jobs=jobs,
+        fruitless=record.fruitless if record else 0,
+        best_step=record.best_step if record else 0,
+        held=record.held if record else "",
+        is_halted=record is not None and record.halted is not None,
+        is_forking=record is not None and record.fork is not None,
+        newest=run.at.path.name,
+        step=run.at.step,
+        end=end,
+    )
+    match run.state.phase:
+        case Phase.CLEANING:
+            return replace(seen, left=effects.leftovers())
+        case Phase.PROVING:
+            if (outside := effects.external.due()) is not None:
+                return replace(seen, outside=outside)
+            if (rollback := effects.rollbacks.next()) is not None:
+                return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
+            return _proving(run, seen)
+        case Phase.WAITING:
+            outside = effects.external.due()
+            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, outside=outside)
+        case Phase.FINISHED if record is not None and record.state != "finished":
+            return replace(seen, goes_on=True)
+        case Phase.FINISHED if not run.state.is_at_rest:
+            return replace(seen, is_settled=_is_settled(run, seen) and not effects.hook.is_busy)
+        case _:
+            return seen
+
+
+def _proving(run: Run, seen: Seen) -> Seen:
+    """Returns the facts by which a checkpoint is chosen."""
+    history = run.accounts.history()
+    if run.state.is_settled:
+        exit_, over = run.state.exit, run.accounts.over(run.at)
+        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.is_foreign:
+            over = over or BY_TRAINER
+        return replace(seen, over=over, facts=policies.facts(run) if exit_ is not None else seen.facts)
+    name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()
+    newest = run.checkpoints.get(name)
+    seen = replace(
+        seen,
+        candidate=name,
+        is_on_history=newest is None or counts(int(newest.body["timeline"]), newest.step, history),
+        why_not_from_start="" if name else run.accounts.why_not_from_start(has_rejected=has_rejected),
+    )
+    if run.mirror is None:
+        return seen
+    step = newest.step if newest is not None else None
+    look = run.mirror.to_look(step, history, has_rejected=has_rejected)
+    newer = fallback(run.mirror.copies, history, -1 if step is None else step)
+    return replace(seen, look=look, newer=policies.newest_usable(run, newer))
+
+
+def _is_settled(run: Run, seen: Seen) -> bool:
+    """Returns whether every checkpoint is proven, and mirrored as far as the policy asks."""
+    now, history, mirror = time.monotonic(), run.accounts.history(), run.mirror
+    if ProveCheckpoint.slot in seen.jobs or run.checkpoints.unproven(history, now):
+        return False
+    if mirror is None or run.store.record is None or mirror.trouble is not None:
+        return True
+    local, policy = run.checkpoints.to_mirror(), run.checkpoints.policy
+    return MIRROR not in seen.jobs and mirror_job(mirror, local, history, policy, now) is None
