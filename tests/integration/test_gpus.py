@@ -19,7 +19,7 @@ from stoker.kit.workers.pool import STOP_GRACE_S
 from stoker.supervise.health.liveness import StepTimes, Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.trainer import gpus as gpus_module
 from stokerd.supervision.trainer.gpus import Gpus
 from support.fake_nvml import GIB, FakeDriver

@@ -13,7 +13,7 @@ from stoker.kit.process import ProcessId
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.trainer import output as trainer_output
 from stokerd.supervision.trainer.control import TrainerControl
 from stokerd.supervision.trainer.output import LOOK_S, UNREAD_S, TrainerOutput

@@ -17,7 +17,8 @@ from stoker.store.errors import StorageError
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Phase, Trainer
+from stoker.supervise.state import Phase
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.trainer.watches import Watches
 from support.run_ground import Ground
 

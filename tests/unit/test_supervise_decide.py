@@ -14,7 +14,7 @@ from stoker.config.schema import BackoffPolicy, Supervise
 from stoker.kit.process import ProcessId
 from stoker.supervise import actions as do
 from stoker.supervise.actions import Leftovers
-from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, AskedRollback, Seen, decide
+from stoker.supervise.decide import GUARD_MARGIN_S, READ_AGAIN_S, decide
 from stoker.supervise.health.evidence import Evidence
 from stoker.supervise.health.exits import Exit, ExitClass, GuardedEnd
 from stoker.supervise.health.liveness import StepTimes, Stillness
@@ -22,7 +22,9 @@ from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.policy import Facts, Response, Tried
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Phase, RunState, Trainer, read_state
+from stoker.supervise.seen import AskedRollback, Seen
+from stoker.supervise.state import Phase, RunState, read_state
+from stoker.supervise.trainer import Trainer
 
 NOW = 1000.0
 POLICY = Supervise(

@@ -23,7 +23,8 @@ from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.mirror.inventory import Checkpoints, MirrorState
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
-from stoker.supervise.state import Phase, RunState, Trainer
+from stoker.supervise.state import Phase, RunState
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.jobs.activities import ACTIVITIES
 from stokerd.supervision.run import Counted, Run
 from stokerd.supervision.trainer.control import TrainerControl

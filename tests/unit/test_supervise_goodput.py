@@ -22,7 +22,8 @@ from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.goodput import BUCKETS, MOST_SPANS, Goodput, bucket_of, read_account
 from stoker.supervise.run.launch_ends import LaunchEnd, note_end, read_ends
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Phase, RunState, Trainer
+from stoker.supervise.state import Phase, RunState
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.books import goodput as books_module
 from stokerd.supervision.books.goodput import GoodputBooks
 

@@ -15,7 +15,7 @@ from stoker.supervise.decide import health
 from stoker.supervise.health.liveness import Stillness, judge
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 
 POLICY = Supervise(hang_limit=900.0)
 HANG_S = POLICY.hang_limit

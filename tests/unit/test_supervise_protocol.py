@@ -13,7 +13,7 @@ from stoker.kit.process import ProcessId
 from stoker.supervise.health.liveness import Stillness, Work
 from stoker.supervise.health.trainer_protocol import MOST_BYTES, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 
 
 def test_a_step_is_read_whole() -> None:

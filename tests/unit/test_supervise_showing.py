@@ -24,7 +24,8 @@ from stoker.supervise.health.trainer_protocol import TrainerView, heard
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, waiting_words
-from stoker.supervise.state import Phase, RunState, Trainer
+from stoker.supervise.state import Phase, RunState
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.status import Status, read_audit, run_progress, snapshot, status_text
 from stokerd.supervision.trainer.gpus import Gpus

@@ -23,7 +23,8 @@ from stoker.supervise.run.memorization import (
     newest_gap,
     read_tail,
 )
-from stoker.supervise.state import RunState, Trainer
+from stoker.supervise.state import RunState
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.keep import _note_tokens
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer.control import TrainerControl

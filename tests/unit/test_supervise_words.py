@@ -17,7 +17,8 @@ from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.state import Phase, RunState, Trainer
+from stoker.supervise.state import Phase, RunState
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.loop import Supervisor
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer.control import TrainerControl

@@ -8,9 +8,10 @@ from dataclasses import replace
 from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.retention import counts
 from stoker.supervise.actions import ProveCheckpoint
-from stoker.supervise.decide import Seen, mirror_job
+from stoker.supervise.decide import mirror_job
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.run.record import BY_TRAINER
+from stoker.supervise.seen import Seen
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
 from stokerd.supervision.effects import Effects

@@ -18,8 +18,9 @@ from stoker.shards.format.identity import set_key
 from stoker.store.errors import DataError, Transient
 from stoker.store.requests import Request
 from stoker.supervise import rollback
-from stoker.supervise.decide import AskedRollback
+from stoker.supervise.lost_sets import by_key
 from stoker.supervise.rollback import Ask, Moved, RollbackRefused, Standing
+from stoker.supervise.seen import AskedRollback
 from stokerd.common.loop import RequestBox
 from stokerd.supervision.run import Run
 
@@ -195,7 +196,7 @@ class Rollbacks:
         if pin is not None:
             build_id = pin.build_id
             found = self.run.planner.sources().values()
-            sources = rollback.by_key(found, lambda sha256: set_key(sha256, build_id))
+            sources = by_key(found, lambda sha256: set_key(sha256, build_id))
         return rollback.decide(ask, self._standing(), sources)
 
     def _decided(self, ask: Ask) -> Timeline:

@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import replace
 
 from stoker.checkpoints.mirror.layout import Mirrored, superfluous, waiting
 from stoker.checkpoints.retention import History, RetentionPolicy
 from stoker.config.schema import Supervise
 from stoker.store.errors import ConfigError, DataError, StokerError, Transient
 from stoker.supervise import actions as do
-from stoker.supervise.health.exits import ExitClass, GuardedEnd, classify
+from stoker.supervise.health.exits import ExitClass, classify
 from stoker.supervise.health.liveness import judge
-from stoker.supervise.mirror.inventory import Look, MirrorState
-from stoker.supervise.policy import Case, Facts, Response, no_progress, respond
-from stoker.supervise.run.gates import Gate
-from stoker.supervise.state import Phase, RunState, Trainer
+from stoker.supervise.mirror.inventory import MirrorState
+from stoker.supervise.policy import Case, Response, no_progress, respond
+from stoker.supervise.seen import AskedRollback, Seen
+from stoker.supervise.state import Phase, RunState
+from stoker.supervise.trainer import Trainer
 
 CLEANING_S = 0.2  # between two checks for leftovers
 LOCK_GRACE_S = 10.0  # beyond the stop time, for a guard to end the processes left in its tree
 READ_AGAIN_S = 10.0  # before a checkpoint that could not be read is tried again
 GUARD_MARGIN_S = 30.0  # beyond the stop time: by then a working guard has killed its whole tree
-
-
-@dataclass(frozen=True)
-class AskedRollback:
-    """The next rollback to make."""
-
-    request: str  # its id; "": a longer horizon, which starts where the decay of the old one began
-    to: int  # the step
-    target: str = ""  # the checkpoint of that step; "": none is needed
-    is_here: bool = True  # the target is among the local checkpoints
-    copy: Mirrored | None = None  # the mirror's copy to fetch where the target is not here
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The facts of one cycle; the facts that the phase does not need keep their defaults."""
-
-    is_stopping: bool = False
-    is_once: bool = False
-    until: int | None = None  # the step after which an operator wants this supervisor to end
-    jobs: Mapping[str, do.Job] = field(default_factory=dict)  # running, by slot
-    fruitless: int = 0  # launches without progress, by run.json
-    best_step: int = 0
-    over: str | None = None  # why the run is over at its newest checkpoint
-    held: str = ""  # why no launch may be made: the run is halted or paused
-    is_halted: bool = False
-    is_forking: bool = False  # the policy decided on a rollback that is not made yet
-
-    left: do.Leftovers | None = None
-
-    outside: do.OutsideJob | None = None  # what is to be done in the directories of a trainer of the user's
-    rollback: AskedRollback | None = None
-    newest: str = ""  # the newest proven checkpoint
-    candidate: str = ""  # the newest sealed checkpoint of the history
-    is_on_history: bool = True  # the candidate, once its proof has read its timeline
-    step: int = 0  # of the newest proven checkpoint
-    look: Look = "no"  # whether the mirror must be listed before a launch from the candidate
-    newer: Mirrored | None = None  # the mirror's newest copy that is newer than the candidate
-    why_not_from_start: str = ""  # why the run cannot begin at step 0
-
-    facts: Facts = field(default_factory=Facts)  # for the policy
-
-    gate: Gate | None = None  # the first closed gate
-
-    end: GuardedEnd | None = None
-    goes_on: bool = False  # an operator resumes a run that its trainer had finished
-    is_settled: bool = False  # no checkpoint is left to prove or to mirror
 
 
 Actions = tuple[do.Action, ...]

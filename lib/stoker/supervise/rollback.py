@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,6 +39,7 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog
 from stoker.store.record import new_id
 from stoker.store.requests import Request
+from stoker.supervise.lost_sets import why_lost
 from stoker.supervise.run.launch_record import Makers, read_launches
 
 _KEY = re.compile(r"[0-9a-f]{16,64}")
@@ -155,15 +156,6 @@ def skipped_windows(plan: Plan, skip: Sequence[Skip]) -> int:
     return plan.windows - left_after(plan, START, skip)
 
 
-def by_key(sources: Iterable[Source], key_of: Callable[[str], str]) -> dict[str, Source]:
-    """Returns the sources by their content's set key; of several with one content, the best informed."""
-    known: dict[str, Source] = {}
-    for source in sources:
-        if source.sha256 not in known or source.state != "duplicate":
-            known[source.sha256] = source
-    return {key_of(sha256): source for sha256, source in known.items()}
-
-
 def require_lost(key: str, sources: Mapping[str, Source]) -> None:
     """Raises RollbackRefused while the set exists or can come back: no data is given up needlessly."""
     if why_lost(key, sources) is None:
@@ -172,16 +164,6 @@ def require_lost(key: str, sources: Mapping[str, Source]) -> None:
             f"shard set {key[:16]} is not lost: {source.path} is {source.state}; the stage-shard loop "
             "brings it back, and the run waits for it"
         )
-
-
-def why_lost(key: str, sources: Mapping[str, Source]) -> str | None:
-    """Returns why a set cannot come back; None where it exists or can come back."""
-    source = sources.get(key)
-    if source is None:
-        return "its source has no record any more"
-    if source.state != "quarantined":
-        return None
-    return f"{source.path} is quarantined" + (f" ({source.reason})" if source.reason else "")
 
 
 def _rest_of_entries(ask: Ask, run: Standing) -> tuple[str, tuple[Skip, ...]]:

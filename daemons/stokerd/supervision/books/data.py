@@ -24,7 +24,7 @@ from stoker.shards.format.pinned import not_yet_pinned
 from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.actions import CopyHeldout, ProveSets
-from stoker.supervise.rollback import by_key, why_lost
+from stoker.supervise.lost_sets import by_key, why_lost
 from stoker.supervise.run.gates import Gate, gate_wants, growth_policy, start_gate
 from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import waiting_words

@@ -19,7 +19,8 @@ from stoker.supervise.run.goodput import Goodput, bucket_of, read_account
 from stoker.supervise.run.launch_ends import LaunchEnd, note_end, parse_end
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import RunRecord
-from stoker.supervise.state import RunState, Trainer
+from stoker.supervise.state import RunState
+from stoker.supervise.trainer import Trainer
 
 KEEP_S = 60.0  # what a kill -9 loses at most counts as down
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

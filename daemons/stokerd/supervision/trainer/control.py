@@ -26,7 +26,7 @@ from stoker.supervise.health.liveness import Stillness, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch, read_launches
 from stoker.supervise.run.memorization import newest_gap, read_tail
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer.launch_book import LaunchBook
 from stokerd.supervision.trainer.output import TrainerOutput

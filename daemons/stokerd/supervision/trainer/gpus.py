@@ -20,7 +20,7 @@ from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Activity, WorkerPool
 from stoker.observe.gpus import CERTAINTIES, Cards, Certainty, spill
 from stoker.store.errors import Transient
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 
 EVERY_S = 5.0  # between two samples
 SILENT_S = 60.0  # a driver that no program used before takes long to begin, once per card

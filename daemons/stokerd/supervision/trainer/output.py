@@ -12,7 +12,7 @@ from stoker.supervise.external.rows import Rows
 from stoker.supervise.external.tail import Tail, TooSlowError, cpu_limit
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.metrics_log import RowLog, cut_end
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run
 
 LOOK_S = 1.0  # between two looks at the output

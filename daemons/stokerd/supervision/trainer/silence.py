@@ -9,7 +9,7 @@ from typing import Any
 from stoker.kit.process import ProcessId, children_tree
 from stoker.store.record import utc_now
 from stoker.supervise.health import stacks
-from stoker.supervise.state import Trainer
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run
 
 
