@@ -220,7 +220,7 @@ class Effects:
 
     def start(self, job: do.Job) -> None:
         """Starts a job's worker; a new job on warm stops the running one."""
-        if isinstance(job, do.OutsideJob):
+        if isinstance(job, do.ExternalJob):
             self.external.start(job)
             return
         if job.slot == MIRROR:

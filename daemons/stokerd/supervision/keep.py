@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from stoker.config.checks import unusual_tokens
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.plan.positions import Position
-from stoker.supervise.actions import Job, ProveCheckpoint, ProveOrigin, RestoreOutside
+from stoker.supervise.actions import Job, ProveCheckpoint, ProveOrigin, RestoreSave
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
@@ -122,7 +122,7 @@ def _begin_foreign(run: Run) -> Iterator[Job]:
     elif foreign and foreign.checkpoints and not run.state.is_restored:
         # Before the record: begun on the checkpoints of another run, it could not be told where to begin.
         run.data.gate = Gate("closed", "looking at the trainer's directory")
-        yield RestoreOutside("")
+        yield RestoreSave("")
     else:
         run.events.record("start_gate_open", message=gate.why)
         run.store.begin_foreign()

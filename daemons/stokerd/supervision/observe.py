@@ -40,14 +40,14 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         case Phase.CLEANING:
             return replace(seen, left=effects.leftovers())
         case Phase.PROVING:
-            if (outside := effects.external.due()) is not None:
-                return replace(seen, outside=outside)
+            if (external := effects.external.due()) is not None:
+                return replace(seen, external=external)
             if (rollback := effects.rollbacks.next()) is not None:
                 return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
             return _proving(run, seen)
         case Phase.WAITING:
-            outside = effects.external.due()
-            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, outside=outside)
+            external = effects.external.due()
+            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, external=external)
         case Phase.FINISHED if record is not None and record.state != "finished":
             return replace(seen, goes_on=True)
         case Phase.FINISHED if not run.state.is_at_rest:

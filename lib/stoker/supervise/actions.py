@@ -55,22 +55,22 @@ class CopyHeldout(Job):
     vocab_size: int
 
 
-class OutsideJob(Job):
+class ExternalJob(Job):
     """A job in the directories of a trainer of the user's own, which may hang."""
 
-    slot, module = "outside", "stoker.checkpoints.external.worker"
+    slot, module = "external", "stoker.checkpoints.external.worker"
     silent_s = 120.0
 
 
 @dataclass(frozen=True)
-class WatchOutside(OutsideJob):
+class WatchSaves(ExternalJob):
     """Seals what the running trainer saves, until it is stopped."""
 
     kind = "watch"
 
 
 @dataclass(frozen=True)
-class LookOutside(OutsideJob):
+class SealSaves(ExternalJob):
     """Seals what an ended trainer has left, or `origin`, the path that a new run begins with."""
 
     kind = "look"
@@ -78,7 +78,7 @@ class LookOutside(OutsideJob):
 
 
 @dataclass(frozen=True)
-class RestoreOutside(OutsideJob):
+class RestoreSave(ExternalJob):
     """Makes the trainer's path hold the checkpoint of this name; "": the run's beginning, without one."""
 
     kind = "restore"

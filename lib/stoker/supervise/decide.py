@@ -67,8 +67,8 @@ def _cleaning(run: RunState, left: do.Leftovers | None, policy: Supervise, now: 
 
 
 def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
-    if seen.outside is not None:
-        return _start(seen, seen.outside, "looking for checkpoints that the trainer has left")
+    if seen.external is not None:
+        return _start(seen, seen.external, "looking for checkpoints that the trainer has left")
     if seen.rollback is not None:
         return _rolling_back(run, seen, seen.rollback)
     if not run.is_settled:
@@ -170,8 +170,8 @@ def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Action
         if seen.gate.state == "hopeless":
             return (do.End(DataError.exit_code, seen.gate.why),)
         return (do.Wait(seen.gate.why),)
-    if seen.outside is not None:
-        return _start(seen, seen.outside, "preparing the trainer's directory")
+    if seen.external is not None:
+        return _start(seen, seen.external, "preparing the trainer's directory")
     return (do.LaunchTrainer(),)
 
 

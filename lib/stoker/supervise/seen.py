@@ -41,7 +41,7 @@ class Seen:
 
     left: do.Leftovers | None = None
 
-    outside: do.OutsideJob | None = None  # what is to be done in the directories of a trainer of the user's
+    external: do.ExternalJob | None = None  # what is to be done in the directories of a trainer of the user's
     rollback: AskedRollback | None = None
     newest: str = ""  # the newest proven checkpoint
     candidate: str = ""  # the newest sealed checkpoint of the history

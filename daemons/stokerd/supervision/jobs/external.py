@@ -42,8 +42,8 @@ class ExternalCheckpoints:
 
     def __init__(self, run: Run) -> None:
         self.run, self._foreign = run, run.pipeline.train.foreign
-        self._name = f"{run.context.layout.state}:outside"
-        self._pool = WorkerPool[do.OutsideJob](self._name, run.context.waiter, record=run.events.record)
+        self._name = f"{run.context.layout.state}:external"
+        self._pool = WorkerPool[do.ExternalJob](self._name, run.context.waiter, record=run.events.record)
         self._alerts = Alerts(run.events, COMPLAINT_S)
         kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self._foreign else None
         self._told: dict[str, int | None] = dict(kept["told"]) if kept else {}
@@ -59,17 +59,17 @@ class ExternalCheckpoints:
     def pids(self) -> set[int]:
         return self._pool.pids
 
-    def due(self) -> do.OutsideJob | None:
+    def due(self) -> do.ExternalJob | None:
         """Returns what must be done before a checkpoint is chosen, or before a launch."""
         run, state, record = self.run, self.run.state, self.run.store.record
         if self._foreign is None or record is None:
             return None
         if state.phase is Phase.PROVING:
-            return None if state.is_looked or not record.launches else do.LookOutside()
+            return None if state.is_looked or not record.launches else do.SealSaves()
         if (origin := run.pipeline.train.init_from) is not None and self._is_first(record):
-            return do.LookOutside(str(origin))
+            return do.SealSaves(str(origin))
         is_needed = run.newest is not None or self._foreign.checkpoints is not None
-        return do.RestoreOutside(run.at.path.name) if is_needed and not state.is_restored else None
+        return do.RestoreSave(run.at.path.name) if is_needed and not state.is_restored else None
 
     def _is_first(self, record: RunRecord | None) -> bool:
         return (record is None or not record.launches) and self.run.newest is None
@@ -88,7 +88,7 @@ class ExternalCheckpoints:
         if self.run.state.live is not None:
             self._watch(new)
 
-    def start(self, job: do.OutsideJob) -> None:
+    def start(self, job: do.ExternalJob) -> None:
         """Starts a job's worker; a failure to start is one of the job."""
         try:
             self._pool.end_leftovers(LEFTOVERS_S)
@@ -108,8 +108,8 @@ class ExternalCheckpoints:
         job = next(iter(self._pool.jobs), None)
         if job is None:
             if now >= self._retry_at:
-                self.start(do.WatchOutside())
-        elif isinstance(job.facts, do.WatchOutside) and not job.abandoned:
+                self.start(do.WatchSaves())
+        elif isinstance(job.facts, do.WatchSaves) and not job.abandoned:
             newest = self._newest_told()
             if newest != self._newest and (told or now >= self._tell_at):
                 self._newest, self._tell_at = newest, now + TELL_S
@@ -117,7 +117,7 @@ class ExternalCheckpoints:
             for path, step in told.items():
                 job.worker.send({"told": path, "step": step})
 
-    def _task(self, job: do.OutsideJob) -> dict[str, Any]:
+    def _task(self, job: do.ExternalJob) -> dict[str, Any]:
         run, layout, record = self.run, self.run.layout, self.run.store.record
         assert self._foreign is not None
         given_up = [*quarantined(run.pipeline.layout.quarantine), *layout.abandoned.iterdir()]
@@ -130,7 +130,7 @@ class ExternalCheckpoints:
             "history": run.accounts.history(),
             "begun": datetime.fromisoformat(record.identity.created).timestamp() if record else 0.0,
         }
-        if isinstance(job, do.RestoreOutside) or record is None:
+        if isinstance(job, do.RestoreSave) or record is None:
             return task | self._to_restore(record)
         self._newest = self._newest_told()
         trainer = run.state.trainer
@@ -142,7 +142,7 @@ class ExternalCheckpoints:
             "told": list(self._told.items()),
             "look_s": LOOK_S,
             "quiet_s": QUIET_S,
-            "origin": job.origin if isinstance(job, do.LookOutside) else None,
+            "origin": job.origin if isinstance(job, do.SealSaves) else None,
         }
 
     def _to_restore(self, record: RunRecord | None) -> dict[str, Any]:
@@ -205,23 +205,23 @@ class ExternalCheckpoints:
                 self._alerts.clear("checkpoint_failed")
                 self._alerts.clear("external_unavailable", tell="external_available")
 
-    def _ended(self, job: do.OutsideJob, end: WorkerExit) -> None:
+    def _ended(self, job: do.ExternalJob, end: WorkerExit) -> None:
         run, result = self.run, end.result
         if result is None:
             self._failed(job, end.reason(), (end.error or {}).get("exit_code"))
             return
         self._alerts.clear("external_unavailable", tell="external_available")
         run.change(keep_at=0.0)
-        if isinstance(job, do.RestoreOutside):
+        if isinstance(job, do.RestoreSave):
             self._restored(job, result)
-        elif isinstance(job, do.LookOutside):
+        elif isinstance(job, do.SealSaves):
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(is_looked=True)
             if job.origin is not None:  # it is proven before the launch from it
                 run.change(resume=checkpoint_name(result["sealed"][0]))
             self._note({})  # what is not sealed now never will be
 
-    def _restored(self, job: do.RestoreOutside, result: Mapping[str, Any]) -> None:
+    def _restored(self, job: do.RestoreSave, result: Mapping[str, Any]) -> None:
         run = self.run
         if result["status"] == "occupied":
             raise ConfigError(
@@ -236,18 +236,18 @@ class ExternalCheckpoints:
             run.events.record("external_set_aside", "warning", **words, message=message)
         run.change(is_restored=True)
 
-    def _failed(self, job: do.OutsideJob, reason: str, code: int | None = None) -> None:
+    def _failed(self, job: do.ExternalJob, reason: str, code: int | None = None) -> None:
         """Tells why the trainer's directories cannot be used now; the job is tried again without limit."""
         run, now = self.run, time.monotonic()
         self._retry_at = now + AGAIN_S
         directory = working_directory(run.pipeline)
         message = f"cannot {job.kind} in {directory}: {reason}; it is tried again"
         self._alerts.raise_("external_unavailable", message=message, doing=job.kind)
-        if isinstance(job, do.WatchOutside):
+        if isinstance(job, do.WatchSaves):
             return
-        if isinstance(job, do.LookOutside) and job.origin is not None and code == DataError.exit_code:
+        if isinstance(job, do.SealSaves) and job.origin is not None and code == DataError.exit_code:
             raise ConfigError(f"{run.pipeline.file}: {reason}")
-        if isinstance(job, do.RestoreOutside) and code == DataError.exit_code:
+        if isinstance(job, do.RestoreSave) and code == DataError.exit_code:
             run.checkpoints.forget(job.name)  # proven again, it is convicted or restored
         run.state = run.state.paused(AGAIN_S, message, now)
 
