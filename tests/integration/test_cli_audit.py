@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.store.record import read_record
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 
@@ -67,6 +68,40 @@ def test_nothing_to_audit_is_not_balanced(tmp_path: Path, capsys: pytest.Capture
     code, report = audit(make_pipeline(tmp_path).file, capsys)
     assert (code, report["balanced"]) == (1, False)
     assert "nothing to audit" in report["findings"][0]
+
+
+def test_a_pipeline_that_has_no_set_yet_keeps_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_pipeline(tmp_path)
+    assert exit_code(["audit", str(made.file), "--keep"]) == 0, "a timer may come before the first set"
+    assert "nothing is kept" in capsys.readouterr().out
+    assert not made.pipeline.layout.audit.exists()
+
+
+def test_what_a_deep_audit_found_stands_until_a_deep_one_does_not_find_it(
+    drained: DataPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(drained.home, tmp_path / "copy")
+    file = tmp_path / "copy" / drained.file.name
+    file.write_text(drained.file.read_text().replace(str(drained.home), str(tmp_path / "copy")))
+    record = tmp_path / "copy" / drained.pipeline.layout.audit.relative_to(drained.home)
+    tokens = next((tmp_path / "copy" / "hot" / "shards").rglob("train-*.bin"))
+    whole = tokens.read_bytes()
+    tokens.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    for option, code, balanced in (
+        ("", 0, True),
+        ("--deep", 1, False),
+        ("", 0, False),
+        ("whole", 0, False),
+        ("--deep", 0, True),
+    ):
+        if option == "whole":
+            tokens.write_bytes(whole)
+        options = ["--keep", *([option] if option == "--deep" else [])]
+        assert audit(file, capsys, *options)[0] == code, option
+        kept = read_record(record)
+        assert (kept["balanced"], bool(kept["findings"])) == (balanced, not balanced), option
 
 
 def test_a_planted_fault_is_a_finding_that_names_the_file(

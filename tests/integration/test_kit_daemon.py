@@ -181,6 +181,20 @@ def test_a_daemon_killed_with_9_is_stopped_for_the_onlooker_and_can_start_again(
     assert house.events() == ["daemon_started", "daemon_started", "daemon_stopped"]
 
 
+def test_a_daemon_tells_its_third_unclean_end_within_15_minutes_once(house: House) -> None:
+    for _ in range(4):
+        daemon = house.start()
+        wait_until(lambda: house.status()["body"].get("rounds"))
+        daemon.kill()
+    assert house.start().stop() == 0
+    assert [*filter("daemon_crash_loop".__eq__, house.events())] == ["daemon_crash_loop"]
+    told = next(event for event in EventTail(house.layout).new() if event["event"] == "daemon_crash_loop")
+    assert (told["level"], told["ends"]) == ("error", 3)
+    assert house.events().index("daemon_crash_loop") == 4, (
+        "right after its fourth start, which finds the third end"
+    )
+
+
 def test_what_killed_processes_left_half_written_is_swept_at_the_next_start(house: House) -> None:
     assert house.run("--once").returncode == 0
     run = house.layout.run("main").root

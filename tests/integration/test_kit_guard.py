@@ -165,6 +165,8 @@ def test_the_lock_is_held_by_the_guard_alone_and_free_after_the_end(start: Any, 
     wait_until(lambda: not holders(guarded.supervisor.pid), what="the supervisor to let go of the lock")
     assert holders(guard.pid) and not holders(child.pid)
     assert not guarded.lock_is_free()
+    scores = [int(Path(f"/proc/{one.pid}/oom_score_adj").read_text()) for one in (child, guard)]
+    assert scores[0] == min(1000, scores[1] + 200), "memory is short: the trainer goes, the supervisor tells"
     os.kill(guard.pid, signal.SIGTERM)
     assert guarded.supervisor.wait(LONG_S) == 0
     assert mark.read_text() == "saved"

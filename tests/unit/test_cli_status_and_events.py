@@ -77,6 +77,7 @@ RUN = {
     "plan_entries": 2,
     "plan_windows_ahead": 12_000,
     "launches": 3,
+    "figures": {"audit": {"findings": 2, "at": 1_795_435_200.0}},
 }
 
 
@@ -142,6 +143,7 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
         "  checkpoint         step-000000400",
         "  mirror             step 300; copying step 400; 1 waiting; trouble: warm is full",
         "  plan               20,000 windows in 2 entries, 12,000 ahead",
+        "  audit              2 findings, which `stoker audit` names, at 2026-11-23T12:00:00Z",
         "  launches           3",
     ):
         assert line in text.splitlines(), text

@@ -50,8 +50,9 @@ LEVELS: dict[str, tuple[str, int | None]] = {
     "info": ("info", None),
     "warning": ("warning", None),
     "error": ("error", None),
+    "critical": ("critical", None),
 }
-LOGS = r"(.*log\.)?(info|warning|error)"  # what writes to the log alone
+LOGS = r"(.*log\.)?(info|warning|error|critical)"  # what writes to the log alone
 WORD = re.compile(r"reloaded|[a-z]+(_[a-z]+)+")
 REGISTERED = {word for words in WORDS.values() for word in words}
 
@@ -201,7 +202,7 @@ def test_every_word_says_what_it_means_and_a_bad_one_what_to_check_and_to_do() -
     for name, word in REGISTER.items():
         assert word.subject, name
         assert not word.subject.endswith("."), name
-        is_bad = word.level in ("warning", "error")
+        is_bad = word.level in ("warning", "error", "critical")
         for text in (word.means, *((word.check, word.do) if is_bad else ())):
             assert text[-1:] in (".", "?"), f"{name} has no whole sentence: {text}"
             assert len(text) <= 200, f"{name}: too long to be read at three in the morning"

@@ -14,18 +14,21 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.context import HEARD, STOP_SIGNALS, DaemonContext
+from stoker.kit.crash_loop import CrashLoop, crash_loop
 from stoker.kit.handover import Handover, take_over
 from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
 from stoker.kit.unit import unit_differs
-from stoker.store.errors import LockHeld, StokerError, UnavailableError, storage_errors
+from stoker.store.errors import LockHeld, StokerError, StorageError, UnavailableError, storage_errors
 from stoker.store.files import sweep_temporaries
+from stoker.store.log import LogScan
 
 __all__ = ["DaemonContext", "daemon_main"]
 
@@ -153,7 +156,10 @@ def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
         if before is None:
             lock.update({"runtime": str(context.runtime.root), "metrics": place})
             context.write_runtime_files(place)
+            loop = _crash_loop(context)
             context.events.record("daemon_started", pid=os.getpid(), once=context.once)
+            if loop is not None:
+                context.events.record("daemon_crash_loop", "error", message=str(loop), ends=loop.ends)
         else:
             context.events.record("reloaded", version=context.version, **before.daemon["event"])
         _look_at_unit(context)
@@ -194,6 +200,14 @@ def _work(work: Work, context: DaemonContext) -> int:
         context.remove_target()
     context.write_snapshot("stopped" if code == 0 else "failed", exit_code=code)
     return code
+
+
+def _crash_loop(context: DaemonContext) -> CrashLoop | None:
+    try:
+        events = LogScan(context.layout.events(context.name), rotated=True)
+        return crash_loop((event for event, _ in events), datetime.now(UTC))
+    except StorageError:  # the first event tells it
+        return None
 
 
 def _sweep(context: DaemonContext) -> None:

@@ -25,7 +25,7 @@ from stoker.store.record import as_text, utc_now
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
 ROUTINE_S = 60.0  # between two routine lines in the journal
 REPEAT_S = 300.0  # between two events of one lasting problem
-PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # syslog(3)
+PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # syslog(3)
 _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 
 
@@ -56,8 +56,12 @@ class Log:
         """Writes a line about a failure that needs an operator."""
         self.write("error", event, message, fields)
 
+    def critical(self, event: str, message: str = "", **fields: Any) -> None:
+        """Writes a line about something that has ended and stays so until an operator acts."""
+        self.write("critical", event, message, fields)
+
     def write(self, level: str, event: str, message: str, fields: Mapping[str, Any]) -> None:
-        """Writes one line; level is debug, info, warning or error."""
+        """Writes one line; level is a key of PRIORITIES."""
         text = format_fields({**({"message": message} if message else {}), **fields})
         if self._journal is not None and self._to_journal(level, event, text, fields):
             return

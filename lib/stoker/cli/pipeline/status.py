@@ -16,7 +16,7 @@ from stoker.kit.terminal import BOLD, PHRASES, PLAIN, YELLOW, coloured, columns_
 from stoker.observe.progress import rates
 from stoker.observe.status import read_status
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
-from stoker.store.record import utc_now
+from stoker.store.record import utc_at, utc_now
 from stoker.supervise.run.goodput import STEPS
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
@@ -199,6 +199,10 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         ahead = body.get("plan_windows_ahead")
         text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
         yield "plan", text if ahead is None else f"{text}, {format_count(ahead)} ahead"
+    if audit := (body.get("figures") or {}).get("audit"):
+        found = int(audit["findings"])
+        said = f"{plural(found, 'finding')}, which `stoker audit` names" if found else "balanced"
+        yield "audit", f"{said}, at {utc_at(audit['at'])}"
     yield "launches", str(body.get("launches") or "")
     spent = body.get("goodput") or {}
     yield "goodput", spent_line(spent) if spent.get("wall_s") else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +12,8 @@ import click
 from stoker.cli.options import answer, counts, json_option, pipeline_file, plural
 from stoker.config.schema import Pipeline
 from stoker.shards.audit.audit import audit_sets
-from stoker.store.record import write_record
+from stoker.store.errors import DataError
+from stoker.store.record import read_record, write_record
 from stoker.supervise.audit.audit import audit_run
 
 MOST_NAMED = 5
@@ -31,15 +34,29 @@ def audit(pipeline: Pipeline, deep: bool, keep: bool, as_json: bool) -> int:
     run = audit_run(pipeline, deep=deep)
     data = audit_sets(pipeline, deep)  # all zero without a dataset
     findings = [*data.findings, *run.findings]
+    if keep and pipeline.has_data and not data.sources["proven"] and len(findings) == 1:
+        click.echo(f"{pipeline.name}: no shard set is on record yet: nothing to audit, nothing is kept")
+        return 0
     report: dict[str, Any] = {"v": 1, "balanced": not findings, "deep": deep}
     report |= {**data.figures(), **run.figures(), "recounted": [*data.recounted, "plan", "checkpoints"]}
     report |= {"on_record": [*data.on_record, *run.on_record], "findings": findings}
     if keep:
-        write_record(pipeline.layout.audit, report)
+        _keep(pipeline.layout.audit, report)
     without = [*(() if pipeline.has_data else ("rows", "tokens"))]
     without += () if pipeline.train.foreign is None else ("plan",)
     answer(report, report_lines(pipeline.name, report, without), as_json=as_json)
     return 1 if findings else 0
+
+
+def _keep(record: Path, report: Mapping[str, Any]) -> None:
+    """Keeps the verdict; what a deep audit found stands until a deep one does not find it again."""
+    found_deep = report["findings"] if report["deep"] else []
+    if not report["deep"]:
+        with suppress(FileNotFoundError, DataError):
+            found_deep = read_record(record).get("found_deep", [])
+    findings = list(dict.fromkeys([*report["findings"], *found_deep]))
+    kept = {"balanced": not findings, "findings": findings, "found_deep": found_deep}
+    write_record(record, {**report, **kept})
 
 
 def report_lines(name: str, report: Mapping[str, Any], without: Sequence[str] = ()) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.kit.event_words.word import Words, error, info, routine, warning
+from stoker.kit.event_words.word import Word, Words, error, info, routine, warning
 
 STATE_DISK = "Run `df -h` and `df -i` on the state directory; read `dmesg`: is it mounted read-only?"
 
@@ -14,6 +14,13 @@ EVERY: Words = {
         "The message says why. systemd starts it again, unless the exit code is 78: a wrong configuration.",
         "Read the message above; `stoker config check FILE` names key and line of what is wrong there.",
         "Do what the sentence at its end says.",
+        alert="StokerDaemonRestarting",
+    ),
+    "daemon_crash_loop": error(
+        "the daemon ended uncleanly again and again",
+        "Three times within 15 minutes it was killed or failed. systemd goes on starting it.",
+        "Run `journalctl -u 'stoker-*@NAME' -b -p warning`, and `dmesg`: what came before each end?",
+        "Put that right; the daemon recovers by itself.",
         alert="StokerDaemonRestarting",
     ),
     "record_damaged": error(
@@ -74,6 +81,13 @@ EVERY: Words = {
     "worker_came_back": info("a stuck worker ended after all"),
 }
 LOGGED: Words = {
+    "unit_failed": Word(
+        "critical",
+        "a unit of Stoker failed, and systemd does not start it again",
+        "It ended with {exit_code}. What it said last: {last_error}.",
+        "Run `systemctl status {unit}`.",
+        "Remedy: {remedy}.",
+    ),
     "daemon_ready": info("the daemon is ready"),
     "stop_asked": info("a signal asked the daemon to end"),
     "reload_asked": info("a signal asked the daemon to begin again in place"),
