@@ -49,6 +49,20 @@ def _unshare() -> None:
         raise OSError(ctypes.get_errno(), "unshare")
 
 
+def _compile(directory: Path) -> None:
+    """What a trainer with compiled blocks does: a compiler makes a library, which is then executed."""
+    os.environ |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(directory),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # one compilation instead of five: no trial of vector instructions
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
+    import torch
+
+    twice = torch.nn.Linear(4, 1)
+    torch.compile(twice)(torch.ones(2, 4)).sum().backward()
+    assert list(directory.rglob("*.so"))
+
+
 def _shared(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     directory.chmod(0o2770)
@@ -79,6 +93,7 @@ def main(state: Path) -> None:
         "inotify": outcome(_inotify),
         "pressure": outcome(lambda: Path("/proc/pressure/memory").read_text()),
         "oom score": outcome(lambda: memory.write_text(str(int(memory.read_text()) + 1))),
+        "compile": outcome(lambda: _compile(state / "compiled")),
         "netlink": outcome(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).close()),
         "packet": outcome(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)),
         "unshare": outcome(_unshare),

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.exposure import exposure
+from stoker.cli.pipeline.units import AUDITS
 from stoker.config.drop_ins import SYSTEM, drop_in
 from stoker.config.load import load_pipeline
 from stoker.corpus.http.hub import hub_token, token_file_flaw
@@ -34,7 +35,8 @@ def units(root: Path, *options: str) -> int:
 
 
 def written(root: Path) -> dict[str, Path]:
-    return {daemon: root / SYSTEM.drop_in(daemon, "mine").relative_to("/") for daemon in DAEMONS}
+    of = (*DAEMONS, *AUDITS)
+    return {daemon: root / SYSTEM.drop_in(daemon, "mine").relative_to("/") for daemon in of}
 
 
 def test_without_a_flag_the_drop_ins_are_printed_and_nothing_is_written(

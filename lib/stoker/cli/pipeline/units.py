@@ -30,6 +30,7 @@ from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
 
 MODE = 0o644
 EXIT_DIFFERS = 1
+AUDITS = ("audit", "scrub")  # which read as the daemons' user, and keep their verdict in `state`
 
 
 @click.command(epilog="Example: stoker units /etc/stoker/fineweb.yaml --write")
@@ -68,7 +69,8 @@ def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_user
 
 
 def _working(pipeline: Pipeline) -> list[str]:
-    return [daemon for daemon in DAEMONS if pipeline.has_data or daemon == TRAIN_SUPERVISOR]
+    daemons = [daemon for daemon in DAEMONS if pipeline.has_data or daemon == TRAIN_SUPERVISOR]
+    return [*daemons, *AUDITS]
 
 
 def _below(root: Path, path: Path) -> Path:

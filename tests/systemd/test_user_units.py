@@ -1,0 +1,56 @@
+"""The units of a user's own systemd are the machine's, but for where things lie and whose they are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
+KINDS = (".service", ".timer", ".target", ".slice")
+PLACES = {
+    "/opt/stoker/": "%h/.local/share/stoker/",
+    "/etc/stoker/": "%E/stoker/",
+    "WantedBy=multi-user.target": "WantedBy=default.target",
+    # A user's systemd has neither; state lies where the pipeline's file says.
+    "After=local-fs.target\n": "",
+    "StateDirectory=stoker/%i\nStateDirectoryMode=0750\n": "",
+    "# To read what the failed unit said last.\nSupplementaryGroups=systemd-journal\n": "",
+}
+
+
+def of_user(unit: str) -> str:
+    """Returns what a unit of the machine is as a user's."""
+    for here, there in sorted(PLACES.items(), key=lambda pair: -len(pair[0])):
+        unit = unit.replace(here, there)
+    return re.sub(r"^After=local-fs.target ", "After=", unit, flags=re.MULTILINE)
+
+
+def units(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("stoker*") if path.suffix in KINDS)
+
+
+def test_each_unit_has_its_twin_for_users_and_differs_only_in_place_and_owner() -> None:
+    assert [path.name for path in units(UNITS)] == [path.name for path in units(UNITS / "user")]
+    for path in units(UNITS):
+        assert (UNITS / "user" / path.name).read_text() == of_user(path.read_text()), path.name
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_a_users_systemd_knows_every_line(tmp_path: Path) -> None:
+    for path in units(UNITS / "user"):
+        text = path.read_text().replace("%h/.local/share/stoker", "/usr")
+        (tmp_path / path.name).write_text(re.sub(r"^(Exec\w+=)\S+", r"\1/bin/true", text, flags=re.MULTILINE))
+    shutil.copytree(UNITS / "user" / "stoker-@.service.d", tmp_path / "stoker-@.service.d")
+    files = [str(path) for path in units(tmp_path)]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", *files],
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == "", done.stderr
