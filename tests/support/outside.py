@@ -79,7 +79,7 @@ class Ground:
     def place(self, pattern: str | None = "out/*", **changes: Any) -> Place:
         history = ((0, None),)
         given_up = (*self.quarantine.iterdir(), *self.abandoned.iterdir())
-        place = Place(self.root, pattern, self.checkpoints, given_up, history)
+        place = Place(self.root, pattern, self.checkpoints, given_up, history, self.root / "state")
         for name, value in changes.items():
             setattr(place, name, value)
         return place

@@ -254,11 +254,12 @@ class TestWatching:
     def test_told_paths_outside_through_links_or_missing_are_refused(self, ground: Ground) -> None:
         watch = ground.watch(None)
         (ground.root / "link").symlink_to("/etc")
-        for told in ("/etc/passwd", "../x", "out/../../x", "link/passwd", "nowhere.pt"):
+        own = (".", str(ground.root), "state", "state/checkpoints", "a\0b/x")
+        for told in ("/etc/passwd", "../x", "out/../../x", "link/passwd", "nowhere.pt", *own):
             watch.hear(told, 1)
         watch.look()
         watch.look()
-        assert len(ground.told("refused")) == 5
+        assert len(ground.told("refused")) == 10
         assert ground.sealed == []
 
     def test_one_file_written_again_and_again_is_sealed_as_the_step_when_seen(self, ground: Ground) -> None:

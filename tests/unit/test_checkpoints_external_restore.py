@@ -54,7 +54,13 @@ def task(ground: Ground, step: int | None, **changes: Any) -> dict[str, Any]:
     sealed = None if step is None else str(ground.checkpoints / f"step-{step:09d}")
     return {
         **{"verb": "restore", "directory": str(ground.root), "pattern": "out/*", "begun": 0.0},
-        **{"checkpoints": str(ground.checkpoints), "history": [[0, None]], "run_id": "r1", "at": new_id()},
+        **{
+            "state": str(ground.root / "state"),
+            "checkpoints": str(ground.checkpoints),
+            "history": [[0, None]],
+            "run_id": "r1",
+            "at": new_id(),
+        },
         "given_up": [str(one) for one in ground.abandoned.iterdir()],
         **{"sealed": sealed, "body": None if step is None else body_of(ground, step)},
         **{"is_first": False, "origin": None, "keep": 3, "keep_bytes": 1 << 30},
@@ -166,7 +172,7 @@ def test_newer_half_and_given_up_states_are_put_aside_and_no_others(ground: Grou
     left = sorted(one.name for one in ground.out.iterdir() if ".before-" not in one.name)
     assert left == ["step-10.pt", "step-20.pt", "step-5.pt", "unsealed.pt"]
     # At the beginning nothing may be resumed from.
-    assert len(main(task(ground, None), report)["aside"]) == 3
+    assert len(main(task(ground, None), report)["aside"]) == 4
 
 
 def test_what_is_put_aside_is_kept_within_a_budget(ground: Ground, report: Report) -> None:
@@ -189,6 +195,37 @@ def test_what_is_put_aside_is_kept_within_a_budget(ground: Ground, report: Repor
 def test_a_run_does_not_begin_on_another_runs_checkpoints(ground: Ground, report: Report) -> None:
     path = ground.save("step-10.pt", b"another run's")
     found = main(task(ground, None, is_first=True), report)
-    assert found == {"status": "occupied", "path": str(path)}
-    assert main(task(ground, None, is_first=True, origin=str(path)), report)["status"] == "none"
-    assert path.exists()
+    assert (found["status"], found["path"]) == ("occupied", str(path))
+
+
+def test_beside_init_from_newer_ones_are_put_aside_and_nothing_of_before_the_run_is_removed(
+    ground: Ground, report: Report
+) -> None:
+    for step in (10, 20, 30, 40, 50, 60):
+        os.utime(ground.save(f"step-{step}.pt", b"%d, another run's" % step), (1000, 1000))
+    origin = str(ground.out / "step-20.pt")
+    first = {"is_first": True, "origin": origin, "begun": 2000.0, "keep": 1}
+    assert main(task(ground, None, **first), report)["status"] == "none"
+    assert len(list(ground.out.iterdir())) == 6
+    watch = ground.watch()
+    watch.seal(look_at(Path(origin)), 20)
+    main(task(ground, 20, **first), report)
+    assert main(task(ground, 20, **{**first, "is_first": False}), report)["dropped"] == []
+    left = sorted(one.name.partition(".before-")[0] for one in ground.out.iterdir())
+    assert left == [f"step-{step}.pt" for step in (10, 20, 30, 40, 50, 60)]
+    assert (ground.out / "step-10.pt").exists()
+
+
+def test_a_glob_over_stokers_own_directory_takes_and_moves_nothing_of_it(
+    ground: Ground, report: Report
+) -> None:
+    for step in (10, 20):
+        ground.save(f"step-{step}.pt", b"%d" % step)
+    pattern = "**/*-*"  # also state/checkpoints/step-000000010, and files/step-10.pt in it
+    ground.watch(pattern).look(is_at_rest=True)
+    assert ground.sealed == ["step-000000010", "step-000000020"]
+    assert ground.told("refused") == []
+    before = files_below(ground.root / "state")
+    found = main(task(ground, 10, pattern=pattern), report)
+    assert [Path(one).name.partition(".before-")[0] for one in found["aside"]] == ["step-20.pt"]
+    assert files_below(ground.root / "state") == before

@@ -32,6 +32,7 @@ TELL_S = 1.0  # between two words to the worker about the trainer's step
 AGAIN_S = 10.0  # before a job that failed is tried again
 COMPLAINT_S = 600.0
 LEFTOVERS_S = 1.0  # for a killed worker of an earlier supervisor; the loop waits meanwhile
+MOST_TOLD = 1000  # paths, of a trainer that tells more than can be sealed
 FIELDS = ("step", "tokens", "loss", "val_loss")
 
 Told = tuple[str, int | None]  # a path, and the newest step when it was told
@@ -128,6 +129,7 @@ class ExternalCheckpoints:
             "checkpoints": str(layout.checkpoints),
             "given_up": list(map(str, given_up)),
             "history": run.accounts.history(),
+            "state": str(run.pipeline.state),
             "begun": datetime.fromisoformat(record.identity.created).timestamp() if record else 0.0,
         }
         if isinstance(job, do.RestoreSave) or record is None:
@@ -255,7 +257,7 @@ class ExternalCheckpoints:
         """Keeps the told paths that are not sealed."""
         if told == self._told:
             return
-        self._told = dict(told)
+        self._told = dict(list(told.items())[-MOST_TOLD:])
         try:
             write_record(self.run.layout.told, {"v": 1, "told": [list(one) for one in self._told.items()]})
         except StorageError as problem:  # the worker has them all the same

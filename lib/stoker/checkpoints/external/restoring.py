@@ -71,14 +71,21 @@ def put_aside(path: Path, at: str) -> Path:
     return aside
 
 
-def drop_asides(folders: Iterable[Path], *, but: Collection[Path], keep: int, keep_bytes: int) -> list[Path]:
+def drop_asides(
+    folders: Iterable[Path], *, but: Collection[Path], keep: int, keep_bytes: int, begun: float
+) -> list[Path]:
     """Removes what was put aside in these directories until both limits hold, the oldest first.
 
-    What was put aside just now (`but`) stays in any case.
+    What was put aside just now (`but`) stays in any case, and what is older than the run, which `begun` at
+    that Unix time and has not made it.
     """
     there = {folder for folder in folders if folder.is_dir()}
     asides = [Path(entry.path) for folder in there for entry in os.scandir(folder)]
-    ours = [path for path in asides if ASIDE.fullmatch(path.name) and path not in but]
+    ours = [
+        path
+        for path in asides
+        if ASIDE.fullmatch(path.name) and path not in but and path.lstat().st_mtime >= begun
+    ]
     return drop_first(sorted(ours, key=lambda path: path.name[-25:]), keep=keep, keep_bytes=keep_bytes)
 
 

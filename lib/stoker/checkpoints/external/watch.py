@@ -45,7 +45,11 @@ class Place:
     checkpoints: Path
     given_up: tuple[Path, ...]  # directories into which rollbacks and convictions have put checkpoints
     history: tuple[tuple[int, int | None], ...]
+    state: Path  # Stoker's own directory, which may lie below the trainer's
     begun: float = 0.0  # when the run began, Unix time
+
+    def __post_init__(self) -> None:
+        self._around = {self.directory, *self.directory.parents, *self.state.parents}
 
     @staticmethod
     def of(task: Mapping[str, Any]) -> Place:
@@ -56,8 +60,14 @@ class Place:
             Path(task["checkpoints"]),
             tuple(map(Path, task["given_up"])),
             tuple((int(timeline), upto) for timeline, upto in task["history"]),
+            Path(os.path.realpath(task["state"])),
             float(task["begun"]),
         )
+
+    def is_kept_out(self, path: Path) -> bool:
+        """Returns whether a path is or holds the trainer's directory or Stoker's, or lies in Stoker's."""
+        real = Path(os.path.realpath(path))
+        return real in self._around or real.is_relative_to(self.state)
 
     def sealed(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yields step and checkpoint.json of every sealed checkpoint of the history."""
@@ -72,16 +82,21 @@ class Place:
 
     def found(self) -> tuple[list[Path], list[Path]]:
         """Returns the matches of the glob, and the links among them; raises as `expand`."""
-        return expand(self.directory, self.pattern) if self.pattern else ([], [])
+        found, links = expand(self.directory, self.pattern) if self.pattern else ([], [])
+        return [path for path in found if not self.is_kept_out(path)], links
 
     def checked(self, told: str) -> Path:
         """Returns a path that the trainer told; raises Refused where it is not one of its directory's."""
+        if "\0" in told:
+            raise Refused("a path has no zero byte")
         path = self.directory / told
         if ".." in path.parts or not (path.is_relative_to(self.directory) or path in self.found()[0]):
             raise Refused(f"{told} is neither below train.external.directory nor matched by checkpoints")
         inside = (one for one in path.parents if one.is_relative_to(self.directory))
         if link := next((one for one in inside if one != self.directory and one.is_symlink()), None):
             raise Refused(f"{told} leads through the symbolic link {link}; tell the path it leads to")
+        if self.is_kept_out(path):
+            raise Refused(f"{told} is or holds the trainer's directory or Stoker's; save into one of its own")
         return path
 
 

@@ -1,7 +1,8 @@
 """Worker: performs all work in the directories of a trainer of the user's own, for the train supervisor.
 
 Each task has "verb", "directory", "pattern" (or null), "checkpoints", "given_up" (directories that hold
-checkpoints which were moved away), "history" ([[timeline, last step or null], ...]) and "begun" (Unix time).
+checkpoints which were moved away), "history" ([[timeline, last step or null], ...]), "begun" (Unix time) and
+"state" (Stoker's own directory).
 
 watch    {"launch", "body", "logs": {name: path}, "newest", "told": [[path, step], ...], "look_s", "quiet_s"}:
          seals what a running trainer saves, until it is stopped. Lines {"told": path, "step"} and
@@ -21,6 +22,7 @@ and once it is over; "progress" every few seconds.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +88,9 @@ def _look(task: dict[str, Any], watch: Watch) -> list[int]:
 def _restore(task: dict[str, Any], place: Place, alive: Progress) -> dict[str, Any]:
     """Restores the path to resume from, and puts aside what the trainer must not take for a newer state."""
     found, _ = place.found()
-    if task["is_first"] and task["origin"] is None and found:
-        return {"status": "occupied", "path": shown(found[0])}
+    if task["is_first"] and task["sealed"] is None:  # whatever is there is not of this run
+        is_occupied = found and task["origin"] is None
+        return {"status": "occupied" if is_occupied else "none", **_told(found[0] if found else None)}
     status, path, step, aside = "none", None, -1, list[Path]()
     if task["sealed"] is not None:
         restored = restore(
@@ -106,13 +109,22 @@ def _restore(task: dict[str, Any], place: Place, alive: Progress) -> dict[str, A
         if one not in (path, Path(task["origin"] or "")) and _is_misleading(one, step, given_up):
             aside.append(put_aside(one, task["at"]))
     folders = {one.parent for one in (*found, *aside)}
-    dropped = drop_asides(folders, but=aside, keep=task["keep"], keep_bytes=task["keep_bytes"])
+    budget = {"keep": task["keep"], "keep_bytes": task["keep_bytes"], "begun": place.begun}
+    return {"status": status, **_told(path, aside, drop_asides(folders, but=aside, **budget))}
+
+
+def _told(path: Path | None, aside: Sequence[Path] = (), dropped: Sequence[Path] = ()) -> dict[str, Any]:
     told = [shown(one) for one in aside], [shown(one) for one in dropped]
-    return {"status": status, "path": path and shown(path), "aside": told[0], "dropped": told[1]}
+    return {"path": path and shown(path), "aside": told[0], "dropped": told[1]}
 
 
 def _is_misleading(path: Path, step: int, given_up: set[str]) -> bool:
-    """Returns whether a trainer that takes its newest checkpoint would take this one, newer or half."""
+    """Returns whether a trainer that takes its newest checkpoint would take this one, newer or half.
+
+    `step` is -1 where the run goes on from its beginning.
+    """
+    if step < 0:
+        return True
     named = step_in(path.name)
     if named is not None:
         return named > step
