@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from stoker.config.drop_ins import Account, differences, drop_in, is_edited, manager_of_user
+from stoker.config.drop_ins import Account, differences, drop_in, is_edited, manager_of_user, opened
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from support.config_files import MINIMAL, load_text
 
@@ -137,3 +137,26 @@ def test_the_lines_that_differ_are_told_and_comments_are_not_compared(tmp_path: 
         "+TimeoutAbortSec=660",
     ]
     assert differences(before + "\n# mine\n", before) == []
+
+
+@pytest.mark.parametrize(
+    ("warm", "mounts", "found"),
+    [
+        ("/mnt/nas/x", ("/", "/mnt/nas"), "-/mnt/nas"),
+        ("/mnt/nas/x", ("/", "/mnt/nas", "/mnt/nas/x"), "-/mnt/nas/x"),
+        ("/mnt/nas/x", ("/", "/var"), "-/mnt/nas/x"),
+        ("/home/stoker/warm", ("/", "/home"), "-/home/stoker/warm"),
+        ("/my disks/100%/x", ("/", "/my disks/100%"), '"-/my disks/100%%"'),
+    ],
+)
+def test_a_disks_mount_point_is_opened_so_that_it_is_seen_when_it_is_mounted_anew(
+    tmp_path: Path, warm: str, mounts: tuple[str, ...], found: str
+) -> None:
+    pipeline = load_text(tmp_path, f"{DATA}warm: '{warm}'\n")
+    text = drop_in(pipeline, STAGE_SHARD, None, mounts=set(map(Path, mounts)))
+    assert said(text)["ReadWritePaths"] == [f"-/s -/h {found}"]
+    assert drop_in(pipeline, STAGE_SHARD, None, mounts=opened(text)) == text, "also where it is away now"
+
+
+def test_a_line_that_is_no_list_of_paths_opens_none() -> None:
+    assert opened("ReadWritePaths='-/a") == set()

@@ -1,15 +1,16 @@
 """What the units take from a pipeline's file: the drop-in of each daemon, and how one on disk differs.
 
-The text depends on the file and on the account alone, so that a daemon can hold the drop-in that it runs with
-against its file.
+A daemon holds the one that it runs with against its file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ ACCOUNT = "stoker"  # whom the shipped units run as
 TOKEN_FILE = "hub-token"  # noqa: S105 - beside the pipeline file, where token_file names no other
 NO_TOKEN = "-"  # noqa: S105 - the default: systemd knows no empty one, and fails where the file is missing
 STOP_MARGIN_S = 60  # beyond supervise.stop_time: the supervisor's own records, and its guard's last look
+# Mount points that hold more than a disk's data: of these the pipeline's directory alone is opened.
+_SHARED = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/run", "/usr", "/var", "/var/lib")))
 _PLAIN = re.compile(r"[\w/.@+,:=-]+", re.ASCII)
 _DIGEST = re.compile(r"^# sha256 of the lines below: ([0-9a-f]{64})$", re.MULTILINE)
 
@@ -63,15 +66,34 @@ def unit_name(daemon: str, pipeline: str) -> str:
     return f"stoker-{daemon.replace('_', '-')}@{pipeline}.service"
 
 
-def drop_in(pipeline: Pipeline, daemon: str, account: Account | None, manager: Manager = SYSTEM) -> str:
-    """Returns the text of a daemon's drop-in; `account` is None where the shipped units' own is meant."""
-    body = "\n".join(_lines(pipeline, daemon, account, manager)) + "\n"
+def drop_in(
+    pipeline: Pipeline,
+    daemon: str,
+    account: Account | None,
+    manager: Manager = SYSTEM,
+    mounts: Collection[Path] = (),
+) -> str:
+    """Returns the text of a daemon's drop-in; `account` is None where the shipped units' own is meant.
+
+    Of hot and warm it opens the mount points among `mounts`: in the unit's own view, a directory below one
+    would go on being that of the old mount where the disk is mounted anew.
+    """
+    body = "\n".join(_lines(pipeline, daemon, account, manager, mounts)) + "\n"
     file, unit = manager.file(pipeline.name), unit_name(daemon, pipeline.name)
     return (
         f"# What this unit takes from {file}, by `stoker units {file} --write`.\n"
         f"# What you add belongs into a drop-in beside it: systemctl edit {unit}\n"
         f"# sha256 of the lines below: {hashlib.sha256(body.encode()).hexdigest()}\n{body}"
     )
+
+
+def opened(text: str) -> set[Path]:
+    """Returns the paths that a drop-in opens: among them mount points of disks that may be away now."""
+    lines = [line for line in text.splitlines() if line.startswith("ReadWritePaths=")]
+    with contextlib.suppress(ValueError):  # a quote without its end: edited
+        words = [word for line in lines for word in shlex.split(line.partition("=")[2])]
+        return {Path(word.removeprefix("-").replace("%%", "%")) for word in words}
+    return set()
 
 
 def is_edited(text: str) -> bool:
@@ -91,7 +113,9 @@ def _settings(text: str) -> list[str]:
     return [line for line in text.splitlines() if line and line[0] != "#"]
 
 
-def _lines(pipeline: Pipeline, daemon: str, account: Account | None, manager: Manager) -> Iterator[str]:
+def _lines(
+    pipeline: Pipeline, daemon: str, account: Account | None, manager: Manager, mounts: Collection[Path]
+) -> Iterator[str]:
     if not manager.is_users:
         yield from _unit_lines(pipeline)
     yield "[Service]"
@@ -101,7 +125,7 @@ def _lines(pipeline: Pipeline, daemon: str, account: Account | None, manager: Ma
         yield f"Group={account.group}"
     if not manager.is_users:
         yield "# One that is not there is no reason to stay down: the daemon itself says so, and waits."
-        yield f"ReadWritePaths={_words('-', _written(pipeline))}"
+        yield f"ReadWritePaths={_words('-', _written(pipeline, mounts))}"
     yield "# Proxies (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE) and overrides (STOKER_...), a line each."
     yield f"EnvironmentFile=-{_escaped(manager.file(pipeline.name).with_suffix('.env'))}"
     if daemon == DOWNLOAD_WATCHDOG and pipeline.dataset.source.kind == "hub":
@@ -128,9 +152,16 @@ def _unit_lines(pipeline: Pipeline) -> Iterator[str]:
         yield "After=remote-fs.target"
 
 
-def _written(pipeline: Pipeline) -> list[Path]:
-    places = [pipeline.state, *([pipeline.hot] if pipeline.has_data else []), pipeline.warm]
-    return [place for place in places if place is not None]
+def _written(pipeline: Pipeline, mounts: Collection[Path]) -> list[Path]:
+    disks = [pipeline.hot if pipeline.has_data else None, pipeline.warm]
+    found = [_mount_point(place, mounts) for place in disks if place is not None]
+    return list(dict.fromkeys([pipeline.state, *found]))
+
+
+def _mount_point(place: Path, mounts: Collection[Path]) -> Path:
+    """Returns the mount point of a disk's directory; the directory where others have their data there too."""
+    point = next((each for each in (place, *place.parents) if each in mounts), place)
+    return place if point in _SHARED else point
 
 
 def _relaxations(pipeline: Pipeline, account: Account | None) -> Iterator[str]:

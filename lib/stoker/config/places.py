@@ -52,18 +52,23 @@ def nested_through_links(pipeline: Pipeline) -> list[tuple[tuple[str, ...], str]
 def network_type(path: Path, mountinfo: str) -> str | None:
     """Returns the network file system type of an absolute path, from a mountinfo text; None if local."""
     best, kind = -1, ""
-    for line in mountinfo.splitlines():
-        left, dash, right = line.partition(" - ")
-        fields = left.split(" ")
-        if not dash or len(fields) < 5:
-            continue
-        # The kernel writes a space, tab, newline or backslash in a mount point as three octal digits.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
+    for point, found in mounts(mountinfo):
         depth = len(point.parts)
         # A later mount on the same point hides the earlier one.
         if path.is_relative_to(point) and depth >= best:
-            best, kind = depth, right.split(" ")[0]
+            best, kind = depth, found
     return kind if kind in NETWORK_TYPES else None
+
+
+def mounts(mountinfo: str) -> Iterator[tuple[Path, str]]:
+    """Yields mount point and file system type of each mount in a mountinfo text."""
+    for line in mountinfo.splitlines():
+        left, dash, right = line.partition(" - ")
+        fields = left.split(" ")
+        if dash and len(fields) >= 5:
+            # The kernel writes a space, tab, newline or backslash in a mount point as three octal digits.
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+            yield Path(point), right.split(" ")[0]
 
 
 def on_network(path: Path) -> str | None:

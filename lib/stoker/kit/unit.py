@@ -16,6 +16,7 @@ from stoker.config.drop_ins import (
     differences,
     drop_in,
     manager_of_user,
+    opened,
     unit_name,
 )
 from stoker.config.schema import Pipeline
@@ -70,12 +71,12 @@ def unit_differs(daemon: str, pipeline: Pipeline) -> tuple[Path, list[str]] | No
     if manager is None or manager.file(pipeline.name) != pipeline.file:
         return None
     path = manager.drop_in(daemon, pipeline.name)
-    wanted = drop_in(pipeline, daemon, account_of(pipeline.state), manager)
     try:
         found = path.read_text(errors="replace")
     except FileNotFoundError:
         found = ""
     except OSError as error:
         return path, [str(error)]
+    wanted = drop_in(pipeline, daemon, account_of(pipeline.state), manager, opened(found))
     lines = differences(found, wanted)
     return (path, lines) if lines else None

@@ -19,8 +19,10 @@ from stoker.config.drop_ins import (
     differences,
     drop_in,
     is_edited,
+    opened,
     unit_name,
 )
+from stoker.config.places import mounts
 from stoker.config.schema import Pipeline
 from stoker.corpus.http.hub import token_file_flaw
 from stoker.kit.unit import account_of, users_manager
@@ -50,8 +52,12 @@ def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_user
     has edited is kept, and the new one is laid beside it.
     """
     manager, account = users_manager() if is_users else SYSTEM, account_of(pipeline.state)
-    texts = {daemon: drop_in(pipeline, daemon, account, manager) for daemon in _working(pipeline)}
-    places = {daemon: _below(root, manager.drop_in(daemon, pipeline.name)) for daemon in texts}
+    texts, places = {}, {}
+    here = {point for point, _ in mounts(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))}
+    for daemon in _working(pipeline):
+        places[daemon] = path = _below(root, manager.drop_in(daemon, pipeline.name))
+        known = here | opened(_read(path) or "")  # a disk may be away now
+        texts[daemon] = drop_in(pipeline, daemon, account, manager, known)
     if asked is None:
         for daemon, text in texts.items():
             click.echo(f"# {places[daemon]}\n{text}")
