@@ -151,10 +151,15 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
 
     before, reached = processes(box, units[2]), trained_steps(box)
     box.run("systemctl", "reload", *units)
-    for unit in units:
-        wait_until(lambda unit=unit: "\nreloaded " in box.journal(unit), what=f"{unit} to begin again")
-        wait_until(lambda unit=unit: box.show(unit, "SubState") == "running", what=f"{unit} to be READY")
+    for unit in units:  # at once: a reload returns with the new image's READY
+        assert "\nreloaded " in box.journal(unit)
+        assert box.show(unit, "SubState") == "running"
         assert box.show(unit, "NRestarts") == "0", box.journal(unit)
+    box.write("/etc/stoker/thread.yaml", PIPELINE + "trian: {}\n")
+    assert box.run("systemctl", "reload", units[2], check=False).returncode != 0
+    assert re.search(r"thread\.yaml:\d+: trian: ", box.journal(units[2]))
+    assert box.show(units[2], "ActiveState") == "active"
+    box.write("/etc/stoker/thread.yaml", PIPELINE)
     wait_until(lambda: trained_steps(box) > reached + 20, 90, "twenty more steps")
     assert processes(box, units[2]) == before
 

@@ -88,6 +88,17 @@ def test_a_trainer_of_ones_own_writes_its_directory_and_a_home(
     assert drop_in_of(tmp_path, account=account).get("Environment") is None, "the built-in trainer needs none"
 
 
+@pytest.mark.parametrize(
+    ("glob", "place"),
+    [("/data/run*/step-*/m.pt", "/data"), ("/data/ck/model.pt", "/data/ck"), ("out/*.pt", None)],
+)
+def test_where_a_whole_glob_of_checkpoints_begins_is_opened(
+    tmp_path: Path, glob: str, place: str | None
+) -> None:
+    found = drop_in_of(tmp_path, OWN.replace("/code/own", f"/code/own, checkpoints: '{glob}'"))
+    assert found["ReadWritePaths"] == ["-/s", f"-/code/own -{place}" if place else "-/code/own"]
+
+
 def test_a_trainers_directory_that_is_not_named_is_not_opened(tmp_path: Path) -> None:
     found = drop_in_of(tmp_path, "name: mine\nstate: /s\ntrain: {command: [python, t.py]}\n")
     assert found["ReadWritePaths"] == ["-/s"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import itertools
 import re
 import shlex
 from collections.abc import Collection, Iterator
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.config.schema import Pipeline
+from stoker.config.schema_train import External
 from stoker.store.layout import DOWNLOAD_WATCHDOG, TRAIN_SUPERVISOR
 
 ACCOUNT = "stoker"  # whom the shipped units run as
@@ -166,19 +168,30 @@ def _mount_point(place: Path, mounts: Collection[Path]) -> Path:
 
 def _relaxations(pipeline: Pipeline, account: Account | None) -> Iterator[str]:
     """Yields what a trainer of the user's own may do beyond the shipped sandbox."""
-    directory = pipeline.train.external and pipeline.train.external.directory
-    if directory:  # the pipeline file's own is nobody's to write in
-        yield "# A trainer of your own writes its checkpoints where it runs."
-        yield f"ReadWritePaths={_words('-', [directory])}"
+    written = list(_trainers_directories(pipeline))
+    if written:
+        yield "# A trainer of your own writes where it runs, and its checkpoints."
+        yield f"ReadWritePaths={_words('-', written)}"
     if account is None or account.name == ACCOUNT:
         yield "# Its libraries' caches: the account's own home cannot be written."
         yield f"Environment={_words('HOME=', [pipeline.state])}"
     else:
         yield "# Its libraries' caches."
         yield f"ReadWritePaths={_words('-', [account.home])}"
-    if directory and any(directory.is_relative_to(place) for place in ("/tmp", "/var/tmp")):  # noqa: S108
+    temporary = ("/tmp", "/var/tmp")  # noqa: S108 - a trainer's
+    if any(path.is_relative_to(place) for path in written for place in temporary):
         yield "# It runs below /tmp, and a /tmp of its own would be empty."
         yield "PrivateTmp=no"
+
+
+def _trainers_directories(pipeline: Pipeline) -> Iterator[Path]:
+    """Yields where a trainer of the user's own runs, if the file names it, and where a whole glob begins."""
+    external = pipeline.train.external or External()
+    if external.directory is not None:  # the pipeline file's own is nobody's to write in
+        yield external.directory
+    if external.checkpoints is not None and external.checkpoints.startswith("/"):
+        plain = itertools.takewhile(lambda part: "*" not in part, Path(external.checkpoints).parts[:-1])
+        yield Path(*plain)
 
 
 def _words(prefix: str, paths: list[Path]) -> str:

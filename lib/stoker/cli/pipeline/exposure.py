@@ -8,9 +8,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-UNIT_PATH = tuple(map(Path, (
-    "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system",
-)))  # fmt: skip
+from stoker.config.load import deploy_dir
+
+UNIT_PATH = (
+    *(Path(place, "systemd/system") for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib")),
+    deploy_dir() / "systemd",  # as they are shipped, where they are not installed
+)
 _SCORE = re.compile(r"exposure level for \S+: ([\d.]+ \w+)")
 _MOST_S = 60.0
 
@@ -26,8 +29,8 @@ def exposure(unit: str, drop_in: str, path: tuple[Path, ...] = UNIT_PATH) -> str
     with tempfile.TemporaryDirectory(prefix="stoker-units-") as name:
         place = Path(name)
         shutil.copy(found, place / unit)
-        for each in sorted(found.parent.glob("stoker-*.d")):  # of all the daemons, too
-            shutil.copytree(each, place / each.name)
+        for each in (each for directory in path for each in sorted(directory.glob("stoker-*.d"))):
+            shutil.copytree(each, place / each.name, dirs_exist_ok=True)
         (place / f"{unit}.d").mkdir(exist_ok=True)
         (place / f"{unit}.d" / "50-stoker.conf").write_text(drop_in)
         command = [tool, "security", "--offline=yes", "--no-pager", str(place / unit)]
