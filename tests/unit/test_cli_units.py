@@ -15,7 +15,7 @@ from stoker.config.load import load_pipeline
 from stoker.corpus.http.hub import hub_token, token_file_flaw
 from stoker.kit.unit import account_of, manager_of_unit, users_manager
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
-from support.config_files import MINIMAL
+from support.config_files import MINIMAL, write_pipeline
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 OWN = "name: mine\nstate: state\ntrain: {command: [python, t.py], external: {directory: own}}\n"
@@ -85,6 +85,17 @@ def test_an_edited_drop_in_stays_and_the_new_one_lies_beside_it(
     assert path.with_name("50-stoker.conf.new").read_text() == edited.removesuffix("MemoryMax=8G\n")
     told = capsys.readouterr().out
     assert f"{path} has been edited and stays" in told and "-MemoryMax=8G\n" in told
+
+
+def test_a_drop_in_that_was_written_for_another_file_is_told(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(root)[STAGE_SHARD]
+    path.parent.mkdir(parents=True)
+    other = load_pipeline(write_pipeline(root, MINIMAL.replace("name: mine", "name: other"), "other"))
+    path.write_text(drop_in(other, STAGE_SHARD, None))
+    assert units(root, "--write") == 0
+    assert f"wrote {path} in place of that for /etc/stoker/other.yaml\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("there", "why"), [(True, "is another one"), (False, "does not exist")])

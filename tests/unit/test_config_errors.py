@@ -299,7 +299,7 @@ def test_a_file_that_cannot_be_read_is_told_why(tmp_path: Path) -> None:
 def test_a_file_without_permission_is_told_so(tmp_path: Path) -> None:
     path = write_pipeline(tmp_path)
     path.chmod(0)
-    with pytest.raises(ConfigError, match="check its permissions"):
+    with pytest.raises(ConfigError, match="read it: chgrp it to its group"):
         load_pipeline(path, {})
 
 

@@ -6,6 +6,7 @@ YAML 1.1 turns `no` into false, `012` into ten, `12:30` into 750 and leaves `1e6
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,8 @@ def _read_text(path: Path) -> str:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
         hint = "check the path" if isinstance(error, FileNotFoundError) else "check its permissions"
+        if isinstance(error, PermissionError):
+            hint = f"let this process's user (uid {os.geteuid()}) read it: chgrp it to its group, chmod 640"
         raise Unreadable(top, f"cannot be read: {error.strerror}; {hint}") from error
     if len(data) > MOST_BYTES:
         raise Unreadable(top, f"is larger than {MOST_BYTES >> 20} MiB; this is not a pipeline file")

@@ -26,6 +26,7 @@ STOP_MARGIN_S = 60  # beyond supervise.stop_time: the supervisor's own records, 
 # Mount points that hold more than a disk's data: of these the pipeline's directory alone is opened.
 _SHARED = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/run", "/usr", "/var", "/var/lib")))
 _PLAIN = re.compile(r"[\w/.@+,:=-]+", re.ASCII)
+_SOURCE = re.compile(r"^# What this unit takes from (.*), by `stoker units ", re.MULTILINE)
 _DIGEST = re.compile(r"^# sha256 of the lines below: ([0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -102,6 +103,12 @@ def is_edited(text: str) -> bool:
     """Returns whether somebody has changed a drop-in since `stoker units` wrote it, or written it by hand."""
     found = _DIGEST.search(text)
     return found is None or hashlib.sha256(text[found.end() + 1 :].encode()).hexdigest() != found[1]
+
+
+def written_for(text: str) -> str:
+    """Returns the pipeline file that a drop-in was written for; empty where it does not say."""
+    found = _SOURCE.search(text)
+    return found[1] if found else ""
 
 
 def differences(found: str, wanted: str) -> list[str]:

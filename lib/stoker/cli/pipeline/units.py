@@ -21,6 +21,7 @@ from stoker.config.drop_ins import (
     is_edited,
     opened,
     unit_name,
+    written_for,
 )
 from stoker.config.places import mounts
 from stoker.config.schema import Pipeline
@@ -114,7 +115,9 @@ def _write(texts: dict[str, str], places: dict[str, Path]) -> int:
             click.echo(f"Take over what you need into a drop-in of your own, then mv {target} {path}")
         else:
             written += 1
-            click.echo(f"wrote {path}")
+            other = written_for(found or "")
+            was = f" in place of that for {other}" if other not in ("", written_for(text)) else ""
+            click.echo(f"wrote {path}{was}")
     if written:
         click.echo("systemctl daemon-reload takes them up; a unit has them from its next start on")
     elif not kept:
