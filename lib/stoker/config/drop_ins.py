@@ -6,7 +6,6 @@ A daemon holds the one that it runs with against its file.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import itertools
 import re
@@ -113,6 +112,8 @@ def written_for(text: str) -> str:
 
 def differences(found: str, wanted: str) -> list[str]:
     """Returns the lines that a drop-in on disk has (-) and should have (+), comments aside."""
+    import difflib  # noqa: PLC0415 - 200 KB that a daemon needs only in an error
+
     before, after = _settings(found), _settings(wanted)
     lines = difflib.unified_diff(before, after, n=0, lineterm="")
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]

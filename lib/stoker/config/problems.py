@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -21,6 +20,8 @@ NOT_HERE = {
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Returns the known word that is most similar to `word`, None if no word is similar."""
+    import difflib  # noqa: PLC0415 - 200 KB that a daemon needs only in an error
+
     found = difflib.get_close_matches(word.lower(), sorted(known), n=1, cutoff=0.6)
     return found[0] if found else None
 
