@@ -34,7 +34,7 @@ def events(text: str) -> list[dict[str, str]]:
         ("s9 s6 s3 e2", None),  # the last end was in order
         ("s9 s6 e5 s3", None),
         ("s9 e8 s7 s5 s3", 3),
-        ("s40 s20 s3", None),  # too long ago
+        ("s40 s15.5 s3", None),  # too long ago
         ("s40 s14 s3", 3),  # found within the time, however long it ran before
         ("s9 s6 s3 t3 s2", None),  # told
         ("s30 s29 s28 t14 s13 s12", None),
