@@ -35,3 +35,8 @@ def test_the_remedy_follows_the_exit_code_then_the_last_error(
     unit: str, exit_code: str, event: dict[str, str], does: str
 ) -> None:
     assert does in remedy(f"stoker-{unit}@fineweb.service", FILE, exit_code, event)
+
+
+def test_a_users_unit_is_started_by_the_users_systemd() -> None:
+    does = remedy("stoker-stage-shard@fineweb.service", "/home/al/.config/stoker/fineweb.yaml", "78", {})
+    assert does.endswith("then `systemctl --user start stoker-stage-shard@fineweb.service`")

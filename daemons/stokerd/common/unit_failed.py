@@ -20,6 +20,7 @@ from stoker.kit.event_words.word import filled
 from stoker.kit.events import PRIORITIES, Log
 
 UNIT = re.compile(r"stoker-(?P<daemon>[a-z-]+)@(?P<pipeline>[\w.-]+)\.service")
+OF_MACHINE = "/etc/stoker"  # where a machine's pipelines lie; a user's lie in their own configuration
 LAST_ENTRIES, LAST_LINES = 500, 8
 READ_S = 60.0
 AUDITS = {"audit": "", "scrub": " --deep"}
@@ -46,13 +47,14 @@ def remedy(unit: str, file: str, exit_code: str, event: Entry) -> str:
     daemon, pipeline = _parts(unit)
     if daemon in AUDITS and exit_code == "1":
         return f"`stoker audit {file}{AUDITS[daemon]}` names each finding; do what the runbook says of it"
-    start = f"then `systemctl start {unit}`"
+    whose = "" if file.startswith(f"{OF_MACHINE}/") else " --user"
+    start = f"then `systemctl{whose} start {unit}`"
     if exit_code == str(os.EX_CONFIG):
         return f"do what the error says; `stoker config check {file}` checks the file; {start}"
     word = REGISTER.get(str(event.get("STOKER_EVENT")))
     if word is not None and word.do:
         return filled(word.do, file, pipeline, lambda name: str(event.get(f"STOKER_{name.upper()}", "")))
-    return f"`journalctl -xu {unit}` says what came before; {start}"
+    return f"`journalctl{whose} -xu {unit}` says what came before; {start}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         result=result,
         exit_code=exit_code,
         last_event=str(event.get("STOKER_EVENT") or "none"),
-        last_error=said,
+        last_error=said or "not known",
         remedy=remedy(unit, f"{directory}/{pipeline}.yaml", exit_code, event),
     )
     return 0
