@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import wait_until
 from systemd.box import Box, missing
 
 REPO = Path(__file__).resolve().parents[2]
@@ -25,6 +26,18 @@ train: {steps: 10, model: tiny}
 metrics: {ports: {download: 0, shard: 0, train: 0}}
 """
 
+OWN = """
+name: own
+train: {command: [sh, train.sh], external: {directory: /code/own, checkpoints: out/*.pt}}
+metrics: {ports: {download: 0, shard: 0, train: 0}}
+"""
+TRAINER = """
+mkdir -p out "$HOME/.cache" && echo cached > "$HOME/.cache/mine"
+{ echo elsewhere > /code/other; } 2> said
+echo sealed > out/step-1.pt && echo 'step 1 loss 2.0'
+sleep 600 & trap 'kill $!; exit 0' TERM; wait
+"""
+
 reason = missing()
 pytestmark = [
     pytest.mark.systemd,
@@ -32,7 +45,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def box() -> Iterator[Box]:
     with Box("drop-ins", [(REPO, str(REPO)), (REPO, "/opt/stoker")]) as box:
         for path in (Path(sys.executable).resolve(), Path(sysconfig.get_paths()["stdlib"]) / "os.py", REPO):
@@ -44,7 +57,7 @@ def box() -> Iterator[Box]:
         box.run("install", "-d", "-o", "stoker", "/mnt/fast/hub")
         box.write(FILE, PIPELINE)
         yield box
-        print(box.journal(UNIT))
+        print(box.journal("stoker-*"))
 
 
 def test_what_the_units_take_from_the_file_holds_in_systemd(box: Box) -> None:
@@ -88,6 +101,24 @@ def test_what_the_units_take_from_the_file_holds_in_systemd(box: Box) -> None:
     told = [one for one in box.journal_json(UNIT) if one.get("STOKER_EVENT") == "unit_differs"]
     assert len(told) == 1
     assert "secret-word" not in box.journal(UNIT, "-o", "export")
+
+
+def test_a_trainer_of_ones_own_writes_where_it_runs_and_a_home_and_nowhere_else(box: Box) -> None:
+    box.write("/etc/stoker/own.yaml", OWN)
+    box.write("/code/own/train.sh", TRAINER)
+    box.run("chown", "-R", "stoker", "/code")
+    said = box.run(STOKER, "units", "/etc/stoker/own.yaml", "--write").stderr
+    assert "with a trainer of your own: stoker-train-supervisor@own.service has an exposure of 1." in said
+    box.run("systemctl", "daemon-reload")
+
+    box.run("systemctl", "start", "stoker-train-supervisor@own.service")
+
+    state = box.path("/var/lib/stoker/own")
+    wait_until(lambda: list(state.glob("runs/main/checkpoints/step-*")), what="its sealed checkpoint")
+    assert (state / ".cache/mine").read_text() == "cached\n"
+    assert "Read-only file system" in box.path("/code/own/said").read_text()
+    box.run("systemctl", "stop", "stoker-train-supervisor@own.service")
+    assert box.show("stoker-train-supervisor@own.service", "Result") == "success"
 
 
 def credential(box: Box) -> str:

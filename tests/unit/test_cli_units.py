@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 from pathlib import Path
 
@@ -131,6 +133,18 @@ def test_an_unreadable_file_a_missing_disk_and_a_token_for_all_are_warned_of(
     assert f"warning: {token} may be read by every user (mode 0644): chmod 600" in told
     assert "secret-word" not in told
     file.chmod(0o644)
+    units(root)
+    assert "may not read" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives a file to another group")
+def test_the_accounts_group_may_read_the_file(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cli.pipeline.units.ACCOUNT", "nobody")
+    file = root / "etc/stoker/mine.yaml"
+    file.chmod(0o640)
+    os.chown(file, 0, pwd.getpwnam("nobody").pw_gid)
     units(root)
     assert "may not read" not in capsys.readouterr().err
 
