@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stoker.checkpoints.external import find
 from stoker.checkpoints.external import watch as watch_module
 from stoker.checkpoints.external.find import Refused, expand, look_at, step_in
 from stoker.checkpoints.external.sealing import Changed, seal_outside
+from stoker.checkpoints.external.watch import Watch
 from stoker.checkpoints.external.whole import why_not_whole
 from stoker.checkpoints.mirror.mirror_worker import copy_checkpoint, fetch_checkpoint
 from stoker.checkpoints.proof import prove_checkpoint
@@ -42,6 +44,10 @@ def sealed(ground: Ground, path: Path, step: int) -> Path:
         logs=LOGS,
         progress=lambda _: None,
     )
+
+
+def hear(watch: Watch, step: int, *, at: float | None = None, **values: float) -> None:
+    watch.heard.append((time.time() if at is None else at, {"step": step, **values}))
 
 
 class TestFinding:
@@ -241,7 +247,8 @@ class TestWatching:
     def test_a_told_path_is_sealed_at_once_with_what_was_told(self, ground: Ground) -> None:
         watch = ground.watch(None)
         path = ground.save("ckpt.pt", b"one")
-        watch.newest = {"step": 70, "tokens": 700, "val_loss": 2.5}
+        hear(watch, 70, tokens=700, val_loss=2.5)
+        hear(watch, 75, tokens=750, val_loss=2.4)
         watch.hear(str(path), 70)
         watch.look()
         body = json.loads((ground.checkpoints / "step-000000070" / "checkpoint.json").read_bytes())
@@ -265,13 +272,25 @@ class TestWatching:
     def test_one_file_written_again_and_again_is_sealed_as_the_step_when_seen(self, ground: Ground) -> None:
         watch = ground.watch("out/gpt2.pt")  # the number in its name is no step
         for step in (100, 200, 300):
-            watch.newest = {"step": step}
+            hear(watch, step)
             ground.save("gpt2.pt", b"%d" % step)
             ground.quiet(watch)
-            watch.newest = {"step": step + 50}
+            hear(watch, step + 50)
             ground.quiet(watch)
             watch = ground.watch("out/gpt2.pt")  # a watch that begins again knows it, too
         assert ground.sealed == ["step-000000002", "step-000000200", "step-000000300"]
+
+    def test_its_step_is_the_newest_when_it_was_saved_however_late_it_is_seen(self, ground: Ground) -> None:
+        watch = ground.watch("out/ckpt.pt")
+        for step in range(100, 150, 10):
+            hear(watch, step, at=1000.0 + step, loss=step / 10)
+        for content, saved_at in ((b"a", 1112.0), (b"later", 1129.5)):
+            os.utime(ground.save("ckpt.pt", content), (saved_at, saved_at))
+            watch.look(is_at_rest=True)
+        # What is heard within a second may have been printed before the save.
+        assert ground.sealed == ["step-000000110", "step-000000130"]
+        body = json.loads((ground.checkpoints / "step-000000110" / "checkpoint.json").read_bytes())
+        assert body["loss"] == 11.0
 
     def test_without_any_step_they_are_counted(self, ground: Ground) -> None:
         watch = ground.watch()

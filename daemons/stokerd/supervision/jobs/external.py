@@ -6,11 +6,14 @@ trainer told of until they are sealed: a later supervisor looks at them first.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from stoker.checkpoints.external.watch import MOST_HEARD, Heard
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, checkpoint_name
 from stoker.checkpoints.quarantine import quarantined
 from stoker.kit.events import Alerts
@@ -49,7 +52,7 @@ class ExternalCheckpoints:
         kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self._foreign else None
         self._told: dict[str, int | None] = dict(kept["told"]) if kept else {}
         self._retry_at = self._tell_at = 0.0
-        self._newest: dict[str, Any] = {}  # as the worker knows it
+        self._heard = deque(self._logged(), MOST_HEARD)  # what the trainer told; the worker knows it, too
 
     @property
     def jobs(self) -> dict[str, do.Job]:
@@ -65,8 +68,10 @@ class ExternalCheckpoints:
         run, state, record = self.run, self.run.state, self.run.store.record
         if self._foreign is None or record is None:
             return None
+        if not (state.is_looked or self._is_first(record)):  # also later, where proving restored run.json
+            return do.SealSaves()
         if state.phase is Phase.PROVING:
-            return None if state.is_looked or not record.launches else do.SealSaves()
+            return None
         if (origin := run.pipeline.train.init_from) is not None and self._is_first(record):
             return do.SealSaves(str(origin))
         is_needed = run.newest is not None or self._foreign.checkpoints is not None
@@ -106,15 +111,14 @@ class ExternalCheckpoints:
 
     def _watch(self, told: Mapping[str, int | None]) -> None:
         now = time.monotonic()
+        heard = self._hear_steps(now, is_due=bool(told))
         job = next(iter(self._pool.jobs), None)
         if job is None:
             if now >= self._retry_at:
                 self.start(do.WatchSaves())
         elif isinstance(job.facts, do.WatchSaves) and not job.abandoned:
-            newest = self._newest_told()
-            if newest != self._newest and (told or now >= self._tell_at):
-                self._newest, self._tell_at = newest, now + TELL_S
-                job.worker.send({"newest": newest})
+            if heard is not None:
+                job.worker.send({"heard": heard})
             for path, step in told.items():
                 job.worker.send({"told": path, "step": step})
 
@@ -134,13 +138,13 @@ class ExternalCheckpoints:
         }
         if isinstance(job, do.RestoreSave) or record is None:
             return task | self._to_restore(record)
-        self._newest = self._newest_told()
+        self._hear_steps(time.monotonic(), is_due=True)
         trainer = run.state.trainer
         return task | {
             "launch": trainer.launch.launch if trainer is not None else new_id(),
             "body": self._body(record),
             "logs": {PLAN_COPY: str(layout.plan), TIMELINES_COPY: str(layout.timelines)},
-            "newest": self._newest,
+            "heard": list(self._heard),
             "told": list(self._told.items()),
             "look_s": LOOK_S,
             "quiet_s": QUIET_S,
@@ -177,16 +181,25 @@ class ExternalCheckpoints:
             "run_record": record.for_checkpoints(),
         }
 
-    def _newest_told(self) -> dict[str, Any]:
-        """Returns what the trainer told last, or the step of the last row of an earlier supervisor."""
+    def _hear_steps(self, now: float, *, is_due: bool) -> Heard | None:
+        """Notes what the trainer told last, and returns it where it is new and due."""
         trainer = self.run.state.trainer
-        if trainer is not None:
-            view = trainer.view
-            found = {name: getattr(view, name) for name in FIELDS} if view.step is not None else {}
-        else:
-            rows = [row for row in read_tail(self.run.layout.metrics) if isinstance(row.get("step"), int)]
-            found = {"step": rows[-1]["step"]} if rows else {}
-        return {name: value for name, value in found.items() if value is not None}
+        if trainer is None or trainer.view.step is None or (now < self._tell_at and not is_due):
+            return None
+        told = {name: value for name in FIELDS if (value := getattr(trainer.view, name)) is not None}
+        if self._heard and self._heard[-1][1] == told:
+            return None
+        self._tell_at = now + TELL_S
+        self._heard.append((time.time(), told))
+        return self._heard[-1]
+
+    def _logged(self) -> Iterator[Heard]:
+        """Yields what an earlier supervisor wrote to the training log."""
+        for row in read_tail(self.run.layout.metrics) if self._foreign else ():
+            told = {name: row[name] for name in FIELDS if row.get(name) is not None}
+            with contextlib.suppress(ValueError, TypeError):
+                if isinstance(told.get("step"), int):
+                    yield datetime.fromisoformat(row["time"]).timestamp(), told
 
     # Results
 
@@ -219,8 +232,8 @@ class ExternalCheckpoints:
         elif isinstance(job, do.SealSaves):
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(is_looked=True)
-            if job.origin is not None:  # it is proven before the launch from it
-                run.change(resume=checkpoint_name(result["sealed"][0]))
+            if result["sealed"]:  # proven before the launch from it, also where another was chosen already
+                run.change(is_settled=False, resume=checkpoint_name(result["sealed"][-1]))
             self._note({})  # what is not sealed now never will be
 
     def _restored(self, job: do.RestoreSave, result: Mapping[str, Any]) -> None:
@@ -237,6 +250,7 @@ class ExternalCheckpoints:
             message = "the trainer must not take a state that is newer than the proven one, or half of one"
             run.events.record("external_set_aside", "warning", **words, message=message)
         run.change(is_restored=True)
+        self._heard.clear()  # of the launch before, which may have been further
 
     def _failed(self, job: do.ExternalJob, reason: str, code: int | None = None) -> None:
         """Tells why the trainer's directories cannot be used now; the job is tried again without limit."""

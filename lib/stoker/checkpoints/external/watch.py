@@ -34,6 +34,11 @@ from stoker.store.errors import DataError
 
 RECENT = 8  # paths that are looked into although a step in their names is sealed: a look must cost little
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 60.0
+MOST_HEARD = 512  # words of the trainer that are kept, at most one a second
+HEARD_LATE_S = 1.0  # until a step that it prints is heard: one read within it may have come before the save
+
+# Unix time when it was heard, and step, tokens, loss, val_loss.
+Heard = tuple[float, Mapping[str, Any]]
 
 
 @dataclass
@@ -117,18 +122,17 @@ def _passed(last: int, step: int | None) -> str:
 
 @dataclass
 class _Seen:
-    """The state of a path, since when it is the same, and the newest step when it was first seen."""
+    """The state of a path, and since when it is the same."""
 
     mark: str
     since: float
-    step: int | None
 
 
 @dataclass
 class Watch:
     """The paths of one launch. `body` has the fields of checkpoint.json that are the same for all.
 
-    `tell` takes a word and its fields; `newest` is what the trainer told last: step, tokens, loss, val_loss.
+    `tell` takes a word and its fields; `heard` is what the trainer told, the newest last.
     """
 
     place: Place
@@ -137,7 +141,7 @@ class Watch:
     logs: Mapping[str, Path]  # plan and timelines
     tell: Callable[..., None]
     progress: Progress = lambda _: None
-    newest: dict[str, Any] = field(default_factory=dict)
+    heard: deque[Heard] = field(default_factory=lambda: deque(maxlen=MOST_HEARD))
     quiet_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
 
@@ -198,7 +202,7 @@ class Watch:
                 return
             one = look_at(path)
             if (seen := self._seen.get(path)) is None or seen.mark != one.mark:
-                seen = self._seen[path] = _Seen(one.mark, self.clock(), self.newest.get("step"))
+                seen = self._seen[path] = _Seen(one.mark, self.clock())
             if one.mark in self.known:
                 self._taken(path)
             elif is_at_rest or is_told or self.clock() - seen.since >= self.quiet_s:
@@ -219,7 +223,7 @@ class Watch:
         if why:
             self._refuse(one.path, why)
             return
-        step = self._step(one.path, seen)
+        step = self._step(one.path, newest_s)
         if step <= self.last_step:
             self.known.add(one.mark)
             self._taken(one.path)
@@ -234,15 +238,25 @@ class Watch:
                 raise
             seen.since = self.clock()
 
-    def _step(self, path: Path, seen: _Seen) -> int:
-        """Returns the step of a path's state: told with it, in its name, or the trainer's when first seen.
+    def _step(self, path: Path, saved_at: float) -> int:
+        """Returns the step of a path's state: told with it, in its name, or the trainer's when it was saved.
 
         In a name that is written again only a number after "step" is one. Without any, steps are counted.
         """
         named, told = step_in(path.name), self.told.get(path, ("", None))[1]
         is_sure = path not in self._last or AFTER_STEP.search(path.name)
-        steps = (told, named if is_sure else None, seen.step, named)
+        steps = (told, named if is_sure else None, self._step_at(saved_at), named)
         return next((step for step in steps if step is not None), self.last_step + 1)
+
+    def _step_at(self, moment: float) -> int | None:
+        """Returns the newest step that was made by a moment (Unix time), or the oldest that is known."""
+        by_then = (told for at, told in reversed(self.heard) if at <= moment + HEARD_LATE_S)
+        told = next(by_then, self.heard[0][1] if self.heard else None)
+        return None if told is None else int(told["step"])
+
+    def _values(self, step: int) -> Mapping[str, Any]:
+        """Returns what the trainer told at a step, or last before it."""
+        return next((told for _, told in reversed(self.heard) if told["step"] <= step), {})
 
     def seal(self, one: Outside, step: int) -> Path:
         """Seals a path's state as a step; raises as `seal_outside`."""
@@ -251,7 +265,7 @@ class Watch:
         sealed = seal_outside(
             one,
             self.place.checkpoints,
-            {**self.body, **self.newest, "step": step},
+            {**self.body, **self._values(step), "step": step},
             directory=self.place.directory,
             launch=self.launch,
             logs=logs,

@@ -4,9 +4,9 @@ Each task has "verb", "directory", "pattern" (or null), "checkpoints", "given_up
 checkpoints which were moved away), "history" ([[timeline, last step or null], ...]), "begun" (Unix time) and
 "state" (Stoker's own directory).
 
-watch    {"launch", "body", "logs": {name: path}, "newest", "told": [[path, step], ...], "look_s", "quiet_s"}:
+watch    {"launch", "body", "logs": {name: path}, "heard", "told": [[path, step], ...], "look_s", "quiet_s"}:
          seals what a running trainer saves, until it is stopped. Lines {"told": path, "step"} and
-         {"newest": {...}} come meanwhile.
+         {"heard": [Unix time, {"step", ...}]} come meanwhile.
 look     the same, once and without waiting: no trainer runs. With "origin", that path alone is sealed, as the
          step in its name or 0  -> {"sealed": steps}
 restore  {"sealed": path or null, "body": its checkpoint.json, "run_id", "at": a new id, "is_first": nothing
@@ -22,13 +22,14 @@ and once it is over; "progress" every few seconds.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.external.find import look_at, shown, step_in
 from stoker.checkpoints.external.restoring import drop_asides, put_aside, restore
-from stoker.checkpoints.external.watch import Place, Watch, mark_of
+from stoker.checkpoints.external.watch import MOST_HEARD, Place, Watch, mark_of
 from stoker.checkpoints.external.whole import why_not_whole
 from stoker.kit.workers.child import Report, give_way, heartbeat, run_worker
 from stoker.store.direct import Progress
@@ -53,7 +54,8 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def _watch_of(task: dict[str, Any], place: Place, report: Report, alive: Progress) -> Watch:
     logs = {name: Path(path) for name, path in task["logs"].items()}
-    watch = Watch(place, task["launch"], task["body"], logs, report, alive, task["newest"], task["quiet_s"])
+    heard = deque(map(tuple, task["heard"]), MOST_HEARD)
+    watch = Watch(place, task["launch"], task["body"], logs, report, alive, heard, task["quiet_s"])
     for path, step in task["told"]:
         watch.hear(path, step)
     return watch
@@ -66,7 +68,8 @@ def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) 
             if "told" in message:
                 watch.hear(message["told"], message["step"])
                 look_at_s = 0.0
-            watch.newest = message.get("newest", watch.newest)
+            if "heard" in message:
+                watch.heard.append(tuple(message["heard"]))
         began = time.monotonic()
         alive(0)
         watch.look()
