@@ -27,7 +27,8 @@ from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, waiting_
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run, load_run
-from stokerd.supervision.status import Status, read_audit, run_progress, snapshot, status_text
+from stokerd.supervision.snapshot import run_progress, snapshot, status_text
+from stokerd.supervision.status import Status, read_audit
 from stokerd.supervision.trainer.gpus import Gpus
 from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment

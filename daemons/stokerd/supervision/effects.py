@@ -85,12 +85,11 @@ class Effects:
         return self.trainer.guarded is None or self.trainer.guarded.is_begun
 
     def stop_workers(self) -> None:
-        """Ends every worker and the hook, which begin again. Raises Transient where the kernel keeps one."""
+        """Ends every worker and the hook; their work is begun again where it is needed."""
         self._stop_mirror()
         self.hook.stop()
         self.external.stop()
         self.workers.stop()
-        self.workers.end_leftovers()
 
     def adopt(self, handover: Handover) -> None:
         """Goes on with the trainer of this process's image before."""
@@ -185,9 +184,7 @@ class Effects:
 
     def _make_rollback(self, action: do.MakeRollback) -> None:
         run = self.run
-        self._stop_mirror()
-        self.hook.stop()
-        self.workers.stop()  # they may read checkpoints, which the rollback moves
+        self.stop_workers()  # they may read checkpoints, which the rollback moves
         if self.rollbacks.make(action.request):
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(trainer=None, exit=None, is_settled=False)

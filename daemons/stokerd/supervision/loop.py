@@ -87,6 +87,7 @@ class Supervisor:
         """Becomes the code and the configuration of now under a running trainer; its workers end before."""
         try:
             self.effects.stop_workers()
+            self.workers.end_leftovers()  # raises Transient where the kernel keeps one
             self.gpus.close()
             self.run.goodput.keep()
             self.context.hand_over(self._work(), self.effects.trainer.descriptors, checked)
@@ -154,10 +155,7 @@ class Supervisor:
     def close(self) -> None:
         """Ends the processes of this supervisor: workers at once, a trainer after it has saved."""
         self.effects.trainer.close()
-        self.effects.hook.stop()
-        self.effects.external.stop()
+        self.effects.stop_workers()
         self.run.note_time()
         self.run.goodput.keep()
-        self.workers.stop()
-        self.workers.stop_mirror()
         self.gpus.close()

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker.config.units import format_count, format_duration
 from stoker.kit.metrics import Figure
 from stoker.observe.processes import GUARD, process_figures
-from stoker.plan.growth import ENOUGH
-from stoker.plan.log import Plan
-from stoker.plan.positions import START, Position, left_after
-from stoker.store.errors import DataError, StokerError
+from stoker.store.errors import StokerError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.health.exits import ExitClass
 from stoker.supervise.health.liveness import limit_s
 from stoker.supervise.health.loss_watch import KINDS
-from stoker.supervise.health.trainer_protocol import PHASES, STEPPING
+from stoker.supervise.health.trainer_protocol import PHASES
 from stoker.supervise.run.goodput import BUCKETS
 from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
-from stoker.supervise.state import RunState as SupervisorState
 from stokerd.common.observer import Observer
 from stokerd.supervision.jobs.hook import RESULTS
 from stokerd.supervision.run import Run
+from stokerd.supervision.snapshot import run_progress, snapshot, status_text
 from stokerd.supervision.trainer.gpus import GPU_FIGURES, Gpus
 
 PROGRESS_EVERY_S = 3600.0  # between two run_progress events
@@ -186,12 +182,6 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _watched(run: Run) -> dict[str, Any]:
-    """Returns what stands of loss and speed; nothing is slow while nothing is trained."""
-    watched = run.store.record.watched if run.store.record is not None else {}
-    return {kind: one for kind, one in watched.items() if kind != "slow" or run.state.live is not None}
-
-
 def _fruitless(run: Run) -> int:
     """Returns how many launches in a row ended without progress."""
     record, live = run.store.record, run.state.live
@@ -216,114 +206,3 @@ def read_audit(path: Path, before: Mapping[str, float]) -> Mapping[str, float]:
         return {"findings": len(read_record(path)["findings"]), "at": at}
     except (OSError, StokerError):  # none was kept, or another user's: no daemon depends on it
         return {}
-
-
-def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = None) -> dict[str, Any]:
-    """Returns the run as it is now; steps and losses are the last words of a trainer that runs, else the
-    newest checkpoint's.
-
-    Speed and time left are shown only of a trainer that trains and is not ending. `copying` is the step that
-    is being mirrored.
-    """
-    record, live, train = run.store.record, run.state.live, run.pipeline.train
-    accounts, plan, wait = run.accounts, run.planner.plan, run.accounts.wait
-    view = live.view if live is not None else None
-    proven, newest = run.newest, run.checkpoints.sealed
-    if newest is None or (proven is not None and newest.step <= proven.step):
-        newest = proven
-    said: dict[str, Any] = {
-        name: getattr(view, name, None)
-        for name in (
-            *("step", "tokens", "loss", "lr", "grad_norm", "val_loss", "phase", "position"),
-            *("mfu", "data_wait_s", "save_stall_s", "memory_bytes", "alloc_retries", "micro_batch"),
-        )
-    }
-    if newest is not None:
-        for name in ("step", "tokens", "loss", "val_loss", "position"):
-            if said[name] is None:
-                said[name] = newest.body.get(name)
-    has_plan = not run.is_foreign
-    trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
-    windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
-    windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
-    return {
-        **said,
-        "run": train.run,
-        "timeline": accounts.timeline,
-        "timeline_reason": accounts.forked or None,
-        "run_state": record.state if record and not wait.what else "waiting",
-        "at_rest": run.state.is_at_rest,
-        "finished": record.finished if record else None,
-        "reason": record.reason if record else None,
-        "halted": record.halted if record else None,
-        "paused": record.paused if record else None,
-        "watched": _watched(run),
-        "doing": f"{doing}, since {wait.since}" if wait.what else doing,
-        "waiting_for": wait.what or None,
-        "waiting_since": wait.since or None,
-        "steps": accounts.last_step,
-        "tokens_per_s": view.tokens_per_s if view and trains else None,
-        "mfu": view.mfu if view and trains else None,
-        "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,
-        "launch": view.launch if view else None,
-        "launches": record.launches if record else 0,
-        "steps_from": (live.read_as or "nothing" if live.is_read else "messages") if live else None,
-        "trainer_pid": live.pid if live else None,
-        "next_launch_s": _next_launch_s(run.state, time.monotonic()),
-        "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
-        "mirror": run.mirror and run.mirror.status(copying),
-        "plan_entries": len(plan.entries) if has_plan else None,
-        "plan_windows": plan.windows if has_plan else None,
-        "plan_windows_ahead": _ahead(plan, said["position"]) if has_plan else None,
-        "plan_waits_for": None if why in ("", ENOUGH) else why.removeprefix("waiting for "),
-    }
-
-
-def _next_launch_s(state: SupervisorState, now: float) -> float | None:
-    """Returns how long the delay before the next launch still takes; None outside of one."""
-    return round(max(0.0, state.retry_at - now), 1) if state.phase is Phase.BACKOFF else None
-
-
-# What a trainer that trains does where it makes no steps, by the phase it tells.
-_PHASES = {
-    "load": "loading the trainer",
-    "compile": "compiling the model",
-    "eval": "evaluating the held-out loss",
-    "checkpoint": "saving a checkpoint",
-}
-
-
-def status_text(shown: dict[str, Any]) -> str:
-    """One line for systemd's STATUS: what it does, how far, how fast."""
-    doing = str(shown["doing"])
-    if doing == "training":
-        doing = _PHASES.get(shown["phase"], doing)
-    if shown["launch"] is None or shown["step"] is None:
-        return doing
-    of = f" of {shown['steps']}" if shown["steps"] is not None else ""
-    parts = [f"{doing}: step {shown['step']}{of}"]
-    if shown["loss"] is not None:
-        parts.append(f"loss {shown['loss']:.4f}")
-    if shown["tokens_per_s"]:
-        parts.append(f"{format_count(int(shown['tokens_per_s']))} tokens/s")
-    if shown["eta_s"] is not None:
-        parts.append(f"{format_duration(shown['eta_s'])} left")
-    if shown["checkpoint"] is not None:
-        parts.append(f"checkpoint {shown['checkpoint']['step']}")
-    return ", ".join(parts)
-
-
-def run_progress(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the hourly event run_progress; {} while no step is made."""
-    if not shown["tokens_per_s"]:
-        return {}
-    details = {name: shown[name] for name in ("step", "steps", "loss", "val_loss")}
-    left_s = None if shown["eta_s"] is None else round(shown["eta_s"])
-    return {**details, "tokens_per_s": round(shown["tokens_per_s"]), "eta_s": left_s}
-
-
-def _ahead(plan: Plan, position: Sequence[int] | None) -> int | None:
-    try:
-        return left_after(plan, Position.parse(list(position)) if position else START)
-    except DataError:  # the trainer's word is a moment ahead of what was read here
-        return None

@@ -138,9 +138,17 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
         why = f"the trainer refuses its configuration ({exit_.detail})"
         return answer, do.End(ConfigError.exit_code, why)
     resume = launch.resume_from.name if launch.resume_from else ""
-    case = Case(exit_, trainer.evidence, seen.facts, resume, launch.resume_step, seen.step, fruitless)
-    if launch.is_foreign:  # whether it tells its steps is seen by one beyond the newest checkpoint
-        case = replace(case, has_plan=False, tells_steps=best > seen.step)
+    case = Case(
+        exit_,
+        trainer.evidence,
+        seen.facts,
+        resume,
+        launch.resume_step,
+        seen.step,
+        fruitless,
+        has_plan=not launch.is_foreign,
+        tells_steps=not launch.is_foreign or best > seen.step,  # one beyond the newest checkpoint shows it
+    )
     response = respond(case, policy)
     answer = replace(answer, response=response)
     if response.changes_checkpoint:

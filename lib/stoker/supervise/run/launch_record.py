@@ -67,12 +67,7 @@ def launch_body(
     model = train.model.body()
     layout = pipeline.layout.run(identity.run)
     return {
-        "v": 1,
-        "launch": launch.launch,
-        "run": identity.run,
-        "run_id": identity.run_id,
-        "pipeline": pipeline.name,
-        "timeline": launch.timeline,
+        **_every_body(launch, pipeline, record),
         "config_digest": config_digest(identity, model, train.optimizer.name),
         "seed": identity.seed,
         "steps": steps,
@@ -109,7 +104,6 @@ def launch_body(
             "seq_len": identity.seq_len,
         },
         "origin": identity.origin and asdict(identity.origin),
-        "run_record": record.for_checkpoints(),
     }
 
 
@@ -118,19 +112,24 @@ def foreign_body(launch: Launch, pipeline: Pipeline, record: RunRecord) -> dict[
 
     Its command is left out: it may hold a password.
     """
-    identity = record.identity
     return {
-        "v": 1,
-        "launch": launch.launch,
-        "run": identity.run,
-        "run_id": identity.run_id,
-        "pipeline": pipeline.name,
-        "timeline": launch.timeline,
-        "config_digest": config_digest(identity, {}, ""),
+        **_every_body(launch, pipeline, record),
+        "config_digest": config_digest(record.identity, {}, ""),
         "steps": pipeline.train.steps,
         "until": None,
         "micro_batch": record.micro_batch,
         "numerics": None,
+    }
+
+
+def _every_body(launch: Launch, pipeline: Pipeline, record: RunRecord) -> dict[str, Any]:
+    return {
+        "v": 1,
+        "launch": launch.launch,
+        "run": record.identity.run,
+        "run_id": record.identity.run_id,
+        "pipeline": pipeline.name,
+        "timeline": launch.timeline,
         "run_record": record.for_checkpoints(),
     }
 
