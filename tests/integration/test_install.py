@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from support.installing import UNIT, Ground, built_wheel, next_wheel, packages_apart
+from stoker.store.record import write_record
+from support.installing import REPO, UNIT, Ground, built_wheel, next_wheel
+from support.mounts import WHY_NOT, apart
+from support.waiting import LONG_S, wait_until
+
+PIPELINE = """
+name: kept
+state: {state}
+hot: {state}/hot
+dataset: {{name: words, source: {{kind: folder, path: /nowhere}}}}
+stage: {{free_floor: 0}}
+train: {{steps: 1}}
+"""
+INSTALL = [sys.executable, str(REPO / "scripts/install")]
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A wheel of version 0.1.0, and one of 9.9.9."""
     wheel = built_wheel(tmp_path_factory)
     return wheel, next_wheel(wheel, tmp_path_factory.mktemp("next"))
-
-
-@pytest.fixture
-def ground(tmp_path: Path) -> Ground:
-    return Ground(tmp_path / "root", packages_apart(tmp_path / "packages"))
 
 
 @contextmanager
@@ -31,21 +43,48 @@ def at_work(ground: Ground, version: str) -> Iterator[None]:
     try:
         yield
     finally:
-        process.communicate(timeout=30)
+        process.communicate(timeout=LONG_S)
 
 
-def test_it_installs_again_upgrades_beside_what_runs_keeps_edits_and_uninstalls(
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, wheels: tuple[Path, Path]) -> Iterator[Ground]:
+    """Both versions, a process at work in each; the second was killed on its way, before pip began."""
+    home = tmp_path_factory.mktemp("install")
+    ground = Ground.beside(home / "root", home / "packages")
+    ground.run(wheels[0])
+    with ExitStack() as stack:
+        stack.enter_context(at_work(ground, "0.1.0"))
+        assert "make" in ground.run(wheels[1], kill="pip").stdout
+        assert (ground.version(), ground.environments()) == ("0.1.0", ["0.1.0", "9.9.9"])
+        said = ground.run(wheels[1]).stdout
+        assert "left half made" in said
+        assert "kept for process" in said
+        stack.enter_context(at_work(ground, "9.9.9"))
+        yield ground
+
+
+@pytest.fixture
+def ground(both: Ground, wheels: tuple[Path, Path]) -> Ground:
+    """Version 0.1.0 is in force, and 9.9.9 lies beside it."""
+    for unit in both.root.glob(UNIT + "*"):
+        unit.unlink()
+    both.run(wheels[0])
+    assert (both.version(), both.environments()) == ("0.1.0", ["0.1.0", "9.9.9"])
+    return both
+
+
+def test_a_second_run_changes_nothing_and_the_wheel_carries_units_and_examples(
     ground: Ground, wheels: tuple[Path, Path]
 ) -> None:
-    old, new = wheels
-    data = ground.root / "var/lib/stoker/kept/data"
-    data.parent.mkdir(parents=True)
-    data.write_text("mine")
-    assert "would make" in ground.run(old, "--dry-run").stdout
-    assert set(ground.files()) == {"var/lib/stoker/kept/data"}
+    def inodes() -> dict[Path, int]:
+        laid = ground.root.glob("usr/**/*")
+        return {path: path.stat().st_ino for path in laid if path.name != "installed.json"}
 
-    ground.run(old)
-    assert ground.version() == "0.1.0"
+    before = inodes(), ground.files()
+    ground.run(wheels[0])
+    assert (inodes(), ground.files()) == before
+    assert "would put 9.9.9" in ground.run(wheels[1], "--dry-run").stdout
+    assert ground.files() == before[1]
     said = subprocess.run(
         [ground.root / "opt/stoker/current/bin/python", "-P", "-c",
          "from stoker.config.load import deploy_dir as deploy, examples_dir as examples; "
@@ -53,27 +92,147 @@ def test_it_installs_again_upgrades_beside_what_runs_keeps_edits_and_uninstalls(
         env=ground.environ, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert said.stdout == "True True\n"
-    before = {
-        path: path.stat().st_ino for path in ground.root.glob("usr/**/*") if path.name != "installed.json"
-    }
-    ground.run(old)
-    assert {path: path.stat().st_ino for path in before} == before
 
-    unit = ground.root / UNIT
-    unit.write_text(f"{unit.read_text()}# mine\n")
-    with at_work(ground, "0.1.0"):
-        assert "kept for process" in ground.run(new).stdout
+
+def test_an_upgrade_keeps_edited_files_and_removes_what_is_no_longer_laid(
+    ground: Ground, wheels: tuple[Path, Path]
+) -> None:
+    unit, account = ground.root / UNIT, ground.root / "usr/local/lib/sysusers.d/stoker.conf"
+    laid = unit.read_bytes()
+    unit.write_bytes(laid + b"# mine\n")
+    assert account.exists()
+    assert "which was edited" in ground.run(wheels[1]).stdout
+    assert (unit.read_bytes(), account.exists(), ground.version()) == (laid + b"# mine\n", False, "9.9.9")
+    beside = unit.with_name(f"{unit.name}.new")
+    assert beside.read_bytes() == laid + b"# newer\n"
+    assert "which was edited" not in ground.run(wheels[1]).stdout, "it lies there already"
+    beside.replace(unit)
+    ground.run(wheels[0])
+    assert (unit.read_bytes(), beside.exists(), account.exists()) == (laid, False, True)
+
+
+def walk(ground: Ground, wheels: tuple[Path, Path], kills: list[int]) -> None:
+    """Up- and downgrades that are killed, then one in peace: at any time one of the two versions works."""
+    wanted = {}
+    for wheel in wheels[::-1]:
+        ground.run(wheel)
+        wanted[wheel] = ground.files()
+    for number, kill in enumerate(kills):
+        ended = ground.run(wheels[(number + 1) % 2], kill=kill).returncode
+        assert ground.version() in ("0.1.0", "9.9.9"), kill
+        if not ended:
+            assert ground.files() == wanted[wheels[(number + 1) % 2]]
+    for wheel in wheels:
+        ground.run(wheel)
+        assert ground.files() == wanted[wheel]
+
+
+def test_an_upgrade_killed_anywhere_leaves_one_version_that_works(
+    ground: Ground, wheels: tuple[Path, Path]
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    walk(ground, wheels, random.Random(seed).sample(range(1, 30), 8))
+
+
+@pytest.mark.long
+def test_an_upgrade_killed_before_each_of_its_acts_leaves_one_version_that_works(
+    ground: Ground, wheels: tuple[Path, Path]
+) -> None:
+    walk(ground, wheels, [number // 2 for number in range(2, 160)])
+
+
+def test_a_removal_that_is_killed_goes_on_and_leaves_data_and_edited_files(
+    ground: Ground, tmp_path: Path
+) -> None:
+    assert "stop the pipelines" in ground.run("--uninstall", code=69).stderr
+    copy = ground.copy(tmp_path / "copy")
+    data, unit = copy.root / "var/lib/stoker/kept/data", copy.root / UNIT
+    data.parent.mkdir(parents=True)
+    data.write_text("mine")
+    edited = unit.read_bytes() + b"# mine\n"
+    unit.unlink()  # a link to the other's
+    unit.write_bytes(edited)
+    for kill in (3, 4, 8, 16):
+        assert copy.run("--uninstall", kill=kill).returncode == -9
+    copy.run("--uninstall")
+    assert copy.files() == {"var/lib/stoker/kept/data": b"mine", UNIT: edited}
+    assert not (copy.root / "opt/stoker").exists()
+    assert "nothing is installed" in copy.run("--uninstall", code=69).stderr
+
+
+def test_what_a_newer_version_wrote_refuses_an_older_wheel_and_nothing_changes(
+    ground: Ground, wheels: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file, record = ground.root / "etc/stoker/kept.yaml", tmp_path / "state/datasets/words.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(PIPELINE.format(state=tmp_path / "state"))
+    record.parent.mkdir(parents=True)
+    write_record(record, {"v": 2, "dataset": "words"})
+    before = ground.files()
+    said = ground.run(wheels[1], code=78).stderr
+    assert str(record) in said
+    assert "format version 2, this Stoker reads version 1" in said
+    assert (ground.files(), ground.version()) == (before, "0.1.0")
+
+    write_record(record, {"v": 1, "dataset": "words"})
+    file.write_text(f"nonsense: 1\n{file.read_text()}")
+    try:
+        assert "nonsense" in ground.run(wheels[1]).stdout, "warned of, and its daemons refuse a reload"
         assert ground.version() == "9.9.9"
-        assert ground.environments() == ["0.1.0", "9.9.9"]
-        assert unit.read_text().endswith("# mine\n")
-        assert unit.with_name("stoker@.target.new").read_text().endswith("# newer\n")
-        assert not (ground.root / "usr/local/lib/sysusers.d/stoker.conf").exists()
-        assert "keep" not in ground.run(new).stdout
-        assert "stop the pipelines" in ground.run("--uninstall", code=69).stderr
-    ground.run(new)
-    assert ground.environments() == ["9.9.9"]
+    finally:
+        file.unlink()
 
-    ground.run("--uninstall")
-    assert ground.files() == {"var/lib/stoker/kept/data": b"mine", UNIT: unit.read_bytes()}
-    assert not (ground.root / "opt/stoker").exists()
-    assert "nothing is installed" in ground.run("--uninstall", code=69).stderr
+
+def test_a_place_that_cannot_be_is_refused_with_a_remedy(
+    ground: Ground, wheels: tuple[Path, Path], tmp_path: Path
+) -> None:
+    before = ground.files()
+    assert "say --prefix /opt/stoker" in ground.run(wheels[0], "--prefix", "/opt/other", code=78).stderr
+    assert "absolute path" in ground.run(wheels[0], "--prefix", "opt", code=64).stderr
+    assert "no wheel of Stoker" in ground.run(REPO / "pyproject.toml", code=65).stderr
+    assert ground.files() == before
+
+    checkout = Ground(tmp_path / "checkout", ground.environ)
+    (checkout.root / "opt/stoker/.git").mkdir(parents=True)
+    assert "holds something else (.git)" in checkout.run(wheels[0], code=78).stderr
+    assert checkout.files() == {}
+
+
+@pytest.mark.parametrize(
+    ("mount", "prefix", "said"),
+    [
+        ("mount -t tmpfs -o noexec none {tmp}", "{tmp}/x", "mounted noexec"),
+        ("mount --bind {tmp}/passwd /etc/passwd", "/opt/stoker", "usermod -d /var/lib/stoker stoker"),
+        ("chmod 750 {tmp}", "{tmp}/x", "account stoker may not enter: name another --prefix"),
+    ],
+)
+def test_a_mount_without_programs_another_account_and_a_closed_directory_are_refused(
+    wheels: tuple[Path, Path], tmp_path: Path, mount: str, prefix: str, said: str
+) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0::/root:/bin/sh\nstoker:x:1000:1000::/home/stoker:/bin/sh\n")
+    install = (
+        f"{' '.join(INSTALL)} {wheels[0]} --dry-run --python /bin/sh --prefix {prefix.format(tmp=tmp_path)}"
+    )
+    command = apart(["sh", "-c", f"{mount.format(tmp=tmp_path)} && exec {install}"])
+    if command is None:
+        pytest.skip(WHY_NOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == 78, done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.long
+def test_a_pip_that_outlives_a_killed_installation_is_waited_for(
+    wheels: tuple[Path, Path], tmp_path: Path
+) -> None:
+    ground = Ground.beside(tmp_path / "root", tmp_path / "packages")
+    command = [*INSTALL, *ground.options(wheels[0])]
+    first = subprocess.Popen(command, env=ground.environ, stdout=subprocess.DEVNULL)
+    wait_until(lambda: list(ground.root.glob("opt/stoker/*/constraints.txt")), LONG_S, "pip to begin")
+    first.send_signal(signal.SIGKILL)
+    first.wait(LONG_S)
+    said = ground.run(wheels[0]).stdout
+    assert "waiting for" in said
+    assert "left half made" in said
+    assert ground.version() == "0.1.0"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from support.waiting import LONG_S
 
 REPO = Path(__file__).resolve().parents[2]
 UNIT = "usr/local/lib/systemd/system/stoker@.target"
-# Kills the process before the N-th of its acts below a directory: N, the directory, then what to run.
-KILLER = """
+# Kills the installer before the N-th of its acts below a directory, or a command with that word.
+KILLER = (
+    f"LIB = {str(REPO / 'lib')!r}"
+    + """
 import os, runpy, signal, sys
-number, below, sys.argv = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+kill, below, sys.argv = sys.argv[1], sys.argv[2], sys.argv[3:]
 ACTS = {"os.rename", "os.remove", "os.symlink", "os.mkdir", "os.rmdir", "shutil.rmtree", "subprocess.Popen"}
 done = 0
 def hook(event, arguments):
@@ -27,12 +31,13 @@ def hook(event, arguments):
     is_open = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
     if (is_open or event in ACTS) and below in str(arguments):
         done += 1
-        if done == number:
+        if str(done) == kill or kill in map(str, arguments[1] if event == "subprocess.Popen" else ()):
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
-sys.path.insert(0, os.environ["STOKER_LIB"])
+sys.path.insert(0, LIB)
 runpy.run_module("stoker.install", run_name="__main__")
 """
+)
 
 
 def built_wheel(factory: pytest.TempPathFactory) -> Path:
@@ -63,30 +68,33 @@ def next_wheel(wheel: Path, into: Path) -> Path:
 class Ground:
     """A directory that Stoker is installed below, as if it were the machine's root."""
 
-    def __init__(self, root: Path, packages: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        self.root, self.environ = root, environ
         root.mkdir(exist_ok=True)
-        # The environments take what Stoker needs from the one of the tests; `pip` installs the wheel alone.
-        self.environ = {
-            **os.environ,
-            "PIP_NO_DEPS": "1",
-            "PYTHONPATH": str(packages),
-            "STOKER_LIB": f"{REPO}/lib",
-        }
 
-    def run(self, *words: str | Path, kill: int = 0, code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Runs the installer; with `kill`, it is killed before that act of its own."""
-        how = ["-c", KILLER, str(kill), str(self.root)] if kill else [REPO / "scripts/install"]
-        command = [sys.executable, *how, "stoker.install"][: None if kill else -1]
-        options = [*words, "--root", self.root, "--python", sys.executable]
+    @classmethod
+    def beside(cls, root: Path, packages: Path) -> Ground:
+        """A ground whose environments take all packages from the tests' own, but for the wheel."""
+        of_pip = {"PIP_NO_DEPS": "1", "PIP_NO_COMPILE": "1"}
+        environ = {**os.environ, **of_pip, "PYTHONPATH": str(packages_apart(packages))}
+        return cls(root, environ)
+
+    def copy(self, root: Path) -> Ground:
+        """A copy, to be removed; its commands are links to the files of this one."""
+        shutil.copytree(self.root, root, symlinks=True, copy_function=os.link)
+        return Ground(root, self.environ)
+
+    def options(self, *words: str | Path) -> list[str | Path]:
+        """The installer's arguments."""
+        return [*words, "--root", self.root, "--python", sys.executable]
+
+    def run(self, *words: str | Path, kill: int | str = 0, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Runs the installer; with `kill`, it is killed before that act, or a command with that word."""
+        how = ["-c", KILLER, str(kill), str(self.root), "install"] if kill else [REPO / "scripts/install"]
         done = subprocess.run(
-            [*command, *options],
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=LONG_S,
-            check=False,
-        )
+            [sys.executable, *how, *self.options(*words)],
+            env=self.environ, capture_output=True, text=True, timeout=LONG_S, check=False,
+        )  # fmt: skip
         assert done.returncode in ((0, -9) if kill else (code,)), done.stdout + done.stderr
         return done
 

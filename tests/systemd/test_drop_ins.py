@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from systemd.box import Box, missing
 
 REPO = Path(__file__).resolve().parents[2]
-STOKER = "/opt/stoker/.venv/bin/stoker"
+STOKER = "/opt/stoker/current/bin/stoker"
 FILE = "/etc/stoker/hub.yaml"
 UNIT = "stoker-download-watchdog@hub.service"
 PIPELINE = """
@@ -47,11 +47,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def box() -> Iterator[Box]:
-    with Box("drop-ins", [(REPO, str(REPO)), (REPO, "/opt/stoker")]) as box:
+    with Box("drop-ins", [(REPO, str(REPO))]) as box:
         for path in (Path(sys.executable).resolve(), Path(sysconfig.get_paths()["stdlib"]) / "os.py", REPO):
             for folder in path.parents:
                 box.run("chmod", "a+x", str(folder))
-        box.run("sh", "-c", "cp -r /opt/stoker/deploy/systemd/stoker* /etc/systemd/system/")
+        box.run("sh", "-c", f"mkdir /opt/stoker && ln -s {REPO}/.venv /opt/stoker/current")
+        box.run("sh", "-c", f"cp -r {REPO}/deploy/systemd/stoker* /etc/systemd/system/")
         box.run("systemd-sysusers", "/etc/systemd/system/stoker.sysusers")
         box.run("sh", "-c", "mkdir /mnt/fast && mount -t tmpfs fast /mnt/fast")
         box.run("install", "-d", "-o", "stoker", "/mnt/fast/hub")

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from support.installing import built_wheel, packages_apart
 from support.prometheus import LACKING
 from support.text import documents, write_parquet
 from support.waiting import wait_until
@@ -89,15 +90,28 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     data.chmod(0o755)  # pytest's directories are private, and the daemons are another user
     for number in range(2):
         write_parquet(data / f"{number}.parquet", documents(400, seed=number), seed=number)
-    binds = [(REPO, str(REPO)), (REPO, "/opt/stoker"), (data, "/srv/parquet")]
+    packages, wheel = packages_apart(data.parent / "packages"), built_wheel(tmp_path_factory)
+    packages.chmod(0o755)
+    binds = [
+        (REPO, str(REPO)),
+        (data, "/srv/parquet"),
+        (packages, "/srv/packages"),
+        (wheel.parent, "/root/wheel"),
+    ]
     with Box("units", binds) as started:
         for path in (Path(sys.executable).resolve(), Path(sysconfig.get_paths()["stdlib"]) / "os.py", REPO):
             let_anyone_enter(started, path)
         started.write("/usr/local/bin/sudo", SUDO)
         started.run("chmod", "a+x", "/usr/local/bin/sudo")
         started.write("/root/checkout/thread.yaml", PIPELINE)
-        started.run("ln", "-s", "/opt/stoker/deploy", "/root/checkout/deploy")
-        for line in INSTALL:
+        started.run("ln", "-s", f"{REPO}/deploy", "/root/checkout/deploy")
+        # No network here: Stoker from its wheel, and the packages that it needs from the tests' environment.
+        options = f"PIP_NO_DEPS=1 PYTHONPATH=/srv/packages STOKER_PYTHON={sys.executable}"
+        assert INSTALL[0].startswith("sudo scripts/install ")
+        started.run("bash", "-c", f"{options} {REPO}/scripts/install /root/wheel/{wheel.name}", timeout_s=300)
+        into = started.run("sh", "-c", "echo /opt/stoker/current/lib/python*/site-packages/").stdout.strip()
+        started.write(f"{into}tests.pth", "/srv/packages\n")
+        for line in INSTALL[1:]:
             started.run("bash", "-c", f"cd /root/checkout && {line}")
         yield started
         print(started.journal("stoker-*"))  # pytest shows it where a test failed
@@ -176,7 +190,7 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
     assert said["STOKER_RANK"] == "0"
     (checkpoint,) = in_state(box, "runs/main/checkpoints").glob("step-*")
     inside = f"/var/lib/stoker/thread/runs/main/checkpoints/{checkpoint.name}"
-    box.run("/opt/stoker/.venv/bin/stoker", "verify", "checkpoint", inside)
+    box.run("stoker", "verify", "checkpoint", inside)
     assert int(checkpoint.name.removeprefix("step-")) >= 20
 
     services = fire_timers(box)
@@ -254,8 +268,10 @@ def failures(box: Box) -> list[dict[str, Any]]:
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(box: Box) -> None:
-    units = [str(path) for path in box.path("/etc/systemd/system").glob("stoker*.*") if path.is_file()]
-    units = [f"/etc/systemd/system/{Path(unit).name}" for unit in units]
+    laid = box.path("/usr/local/lib/systemd/system")
+    units = [
+        f"/usr/local/lib/systemd/system/{path.name}" for path in laid.glob("stoker*.*") if path.is_file()
+    ]
     assert len(units) == 10
     checked = box.run("systemd-analyze", "verify", *units)
     assert checked.stderr == "", "systemd-analyze returns 0 even on an unknown key, so silence is demanded"

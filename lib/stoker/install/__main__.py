@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -52,7 +53,9 @@ def run(options: argparse.Namespace) -> None:
     if options.uninstall:
         installer.uninstall()
         return
-    python = options.python or default_python()
+    named = options.python or default_python()
+    if (python := shutil.which(named)) is None:
+        raise Refused(USAGE, f"there is no program {named}: name the interpreter with --python")
     with tempfile.TemporaryDirectory(prefix="stoker-install-") as scratch:
         installer.install(options.wheel or build(python, Path(scratch)), python)
 

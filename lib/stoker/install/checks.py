@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.install.places import Places
 from stoker.install.steps import CONFIG, Record, Refused, part_of
 
+PAGES = ("README.md", "docs")  # links that units, alerts and the journal name
 HOME_OF_ACCOUNT = "/var/lib/stoker"  # as in stoker.sysusers
 ENVIRONMENT = re.compile(r"\d[\w.+!]*-[0-9a-f]{8}")  # <version>-<digest of wheel and Python>
 
@@ -33,8 +34,8 @@ def require_place(places: Places, python: str, record: Record | None) -> None:
             CONFIG, f"{home} holds something else ({found}): move it away, or name another --prefix"
         )
     if places.root == Path("/") and not places.is_user:
-        _require_reachable(str(home), "the prefix", "--prefix")
-        _require_reachable(os.path.realpath(python), "Python", "--python, as /usr/bin/python3")
+        _require_reachable(home, "the prefix", "--prefix")
+        _require_reachable(Path(python).resolve(), "Python", "--python, as /usr/bin/python3")
         _require_account()
 
 
@@ -42,8 +43,8 @@ def _not_ours(home: Path) -> list[str]:
     """Returns the names at the prefix that no installation has made."""
     if not home.is_dir():
         return [home.name] if home.exists() else []
-    current = home / "current"
-    links = {path.name for path in (current, part_of(current)) if path.is_symlink()}
+    made = [home / name for name in ("current", *PAGES)]
+    links = {path.name for path in (*made, *map(part_of, made)) if path.is_symlink()}
     return sorted(
         path.name
         for path in home.iterdir()
@@ -51,10 +52,12 @@ def _not_ours(home: Path) -> list[str]:
     )
 
 
-def _require_reachable(path: str, what: str, option: str) -> None:
-    if path.startswith(("/home/", "/root/", "/run/user/")):
-        why = "which the daemons' account and sandbox cannot enter"
-        raise Refused(CONFIG, f"{what} {path} lies in a home directory, {why}: name another {option}")
+def _require_reachable(path: Path, what: str, option: str) -> None:
+    """Raises Refused where not everyone may enter each directory on the way, as the daemons must."""
+    closed = next((one for one in path.parents if one.exists() and not one.stat().st_mode & 0o001), None)
+    if closed is not None:
+        why = f"{what} {path} lies below {closed}, which the daemons' account stoker may not enter"
+        raise Refused(CONFIG, f"{why}: name another {option}")
 
 
 def _require_account() -> None:

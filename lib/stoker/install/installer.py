@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from stoker.install import steps as at
-from stoker.install.checks import environments, is_set, require_place, users_of
+from stoker.install.checks import PAGES, environments, is_set, require_place, users_of
 from stoker.install.places import Places
 from stoker.install.steps import CONFIG, DATA, UNAVAILABLE, Record, Refused, Steps
 from stoker.install.wheel import Wheel
@@ -51,7 +51,9 @@ class Installer:
                 text = f"put {name} in force in place of {self._in_force() or 'none'}"
                 self.steps.do(text, at.link, self.current, name)
             self._lay(files, known)
-            self._link_command()
+            self._link(places.command, str(self.current / "bin/stoker"))
+            for page in PAGES:
+                self._link(places.home / page, f"current/deploy/{page}")
             self._take_away([file for file in known if file not in new.files], known)
             if not self.steps.is_dry:
                 new.write(places.record)
@@ -79,7 +81,7 @@ class Installer:
                 if link.is_symlink() and not places.on_disk(Path(os.readlink(link))).exists():  # noqa: PTH115
                     self.steps.do(f"remove {link}", link.unlink)
             self._tell_systemd()
-            for link in (places.command, self.current):
+            for link in (places.command, *(places.home / page for page in PAGES), self.current):
                 if link.is_symlink():
                     self.steps.do(f"remove {link}", link.unlink)
             self.steps.do(f"remove {places.record.parent}", shutil.rmtree, places.record.parent)
@@ -110,6 +112,8 @@ class Installer:
         pip: tuple[str | Path, ...] = (own, "-m", "pip", "install", *options, "-c", constraints, wheel.path)
         must(UNAVAILABLE, "look at the network and the disk, then run this again", *pip)
         must(DATA, "the wheel is broken, build it again", own, "-P", "-c", _DAEMONS)
+        packaged = next(place.glob("lib/python*/site-packages/stoker/deploy"))
+        (place / "deploy").symlink_to(packaged.relative_to(place))
         os.sync()  # before the file that says that all of it is there
         at.write(place / COMPLETE, b"")
 
@@ -140,17 +144,16 @@ class Installer:
         """Removes files that were laid; leaves those that were edited."""
         for name in paths:
             there = self.places.on_disk(Path(name))
-            if at.digest_of(there) in (None, *known[name]):
-                self.steps.do(f"remove {there}", at.remove_laid, there)
-            else:
+            is_edited = at.digest_of(there) not in (None, *known[name])
+            if is_edited:
                 print(f"{there} was edited and is left")
-                if (beside := at.beside(there)).exists():
-                    self.steps.do(f"remove {beside}", beside.unlink)
+            for path in (there, at.beside(there), at.part_of(there)):
+                if path.is_file() and not (is_edited and path == there):
+                    self.steps.do(f"remove {path}", at.remove_laid, path)
 
-    def _link_command(self) -> None:
-        link, target = self.places.command, str(self.current / "bin/stoker")
+    def _link(self, link: Path, target: str) -> None:
         if link.exists() and not link.is_symlink():
-            print(f"{link} is not ours and is left; the command is {target}")
+            print(f"{link} is not ours and is left; it would be a link to {target}")
         elif not link.is_symlink() or str(link.readlink()) != target:
             self.steps.do(f"link {link} to {target}", at.link, link, target)
 

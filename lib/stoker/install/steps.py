@@ -123,11 +123,10 @@ def remove_environment(path: Path, marker: str) -> None:
 
 
 def remove_laid(path: Path) -> None:
-    """Removes a file, what lies beside it, and a drop-in directory that is empty now."""
-    for one in (path, beside(path), part_of(path)):
-        one.unlink(missing_ok=True)
+    """Removes a file, and a drop-in directory that is empty now."""
+    path.unlink()
     if path.parent.suffix == ".d":
-        with contextlib.suppress(OSError):  # not empty, or away
+        with contextlib.suppress(OSError):  # not empty
             path.parent.rmdir()
 
 
