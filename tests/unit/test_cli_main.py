@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,6 +16,7 @@ import pytest
 
 from stoker.cli import main as main_module
 from stoker.cli.main import COMMANDS, cli, exit_code
+from stoker.config.load import deploy_dir
 from stoker.store import errors
 from stokerd import download_watchdog, stage_shard, train_supervisor
 from support.config_files import MINIMAL, write_pipeline
@@ -253,3 +255,17 @@ def test_each_daemon_says_what_it_does_and_which_version_it_is(
         monkeypatch.setattr(sys, "argv", [name, option])
         assert daemon.main() == 0
         assert capsys.readouterr().out.startswith(words)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shipped_completion_is_what_the_command_writes_and_completes_words(shell: str) -> None:
+    def ask(**environ: str) -> str:
+        return subprocess.run(
+            COMMAND, env={**os.environ, **environ}, capture_output=True, text=True, check=True, timeout=LONG_S
+        ).stdout
+
+    shipped = (deploy_dir() / "completion" / f"stoker.{shell}").read_text()
+    assert ask(_STOKER_COMPLETE=f"{shell}_source") == shipped
+    if shell == "bash":
+        said = ask(_STOKER_COMPLETE="bash_complete", COMP_WORDS="stoker quarantine rel", COMP_CWORD="2")
+        assert said == "plain,release\n"
