@@ -121,13 +121,15 @@ def test_save_writes_the_file_that_stoker_run_takes(tmp_path: Path) -> None:
     assert watch(tmp_path, *words, command=("true",)).returncode == 64  # it exists
 
 
-def test_a_supervisor_that_is_killed_is_started_again(tmp_path: Path) -> None:
+def test_a_supervisor_that_is_killed_is_started_again_and_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     script = "echo ran >> ran; until [ -e end ]; do sleep 0.1; done"
     environ = {**os.environ, **QUICK, "XDG_STATE_HOME": str(tmp_path / "states")}
     ran = tmp_path / "ran"
-    with subprocess.Popen([*STOKER, "watch", "sh", "-c", script], cwd=tmp_path, env=environ) as watching:
+    command = ["nohup", *STOKER, "watch", "sh", "-c", script]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ) as watching:
         wait_until(ran.exists, what="the begin of the command")
         (lock,) = (tmp_path / "states" / "stoker").glob("sh-*/state/locks/train_supervisor.lock")
+        watching.send_signal(signal.SIGHUP)
         os.kill(read_holder(lock).pid, signal.SIGKILL)
         wait_until(lambda: ran.read_text().split() == ["ran"] * 2, what="another begin of the command")
         (tmp_path / "end").touch()

@@ -27,7 +27,6 @@ from stoker.checkpoints.external.find import (
 )
 from stoker.checkpoints.external.sealing import Changed, seal_outside
 from stoker.checkpoints.external.whole import why_not_whole
-from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY
 from stoker.checkpoints.retention import counts, find_checkpoints
 from stoker.store.direct import Progress
 from stoker.store.errors import DataError
@@ -261,7 +260,7 @@ class Watch:
     def seal(self, one: Outside, step: int) -> Path:
         """Seals a path's state as a step; raises as `seal_outside`."""
         began = self.clock()
-        logs = {name: self.logs[name].read_bytes() for name in (PLAN_COPY, TIMELINES_COPY)}
+        logs = {name: path.read_bytes() if path.exists() else b"" for name, path in self.logs.items()}
         sealed = seal_outside(
             one,
             self.place.checkpoints,

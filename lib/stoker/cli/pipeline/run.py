@@ -120,6 +120,11 @@ def how_it_ended(code: int) -> str:
         return f"ended with exit code {code}"
 
 
+def is_nohup() -> bool:
+    """Returns whether nohup started this: the end of the terminal is not to end it."""
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
 def is_current(about: Mapping[str, Any]) -> bool:
     """Returns whether a daemon's status is of the process that runs."""
     return bool(about["running"]) and about["body"].get("pid") == about["pid"]
@@ -161,7 +166,7 @@ class Foreground:
         """Runs until stopped, done or failed; returns the exit code after every process below has ended."""
         set_child_subreaper()
         waiter = Waiter()
-        waiter.signals(*STOP_SIGNALS)
+        waiter.signals(*(one for one in STOP_SIGNALS if one != signal.SIGHUP or not is_nohup()))
         for child in self.children:
             child.log.write_bytes(b"")
         if not self.passes_output:

@@ -7,10 +7,8 @@ from typing import Any
 
 from stoker.supervise.health.trainer_protocol import Said, parse
 
-ROWS_PER_S, MOST_ROWS = (
-    10.0,
-    1000,
-)  # of a trainer that tells thousands of steps a second, the others are left out
+# Of a trainer that tells thousands of steps a second, the others are left out.
+ROWS_PER_S, MOST_ROWS = 10.0, 1000
 KEYS = ("lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "data_wait_s", "memory_bytes", "micro_batch")
 
 
