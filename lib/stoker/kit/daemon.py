@@ -6,6 +6,8 @@ A daemon is `daemon_main(name, work, argv)`; `work` gets the context and returns
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import faulthandler
 import os
 import resource
@@ -70,6 +72,7 @@ def daemon_main(
     try:
         _allow_open_files()
         pipeline = load_pipeline(options.file)
+        _give_back_memory()
         take_up_state(pipeline)
         with _lock(pipeline, name, waiter, handover) as lock:
             given = {name: getattr(options, name) for name in ("once", "files_list", "until")}
@@ -127,6 +130,12 @@ def _allow_open_files() -> None:
             "(ulimit -Hn, LimitNOFILE= of the unit)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, WANTED_FILES)), hard))
+
+
+def _give_back_memory() -> None:
+    """Returns to the kernel what imports and the file's schema took for a moment: nearly a megabyte."""
+    with contextlib.suppress(AttributeError):  # another libc than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _lock(pipeline: Pipeline, name: str, waiter: Waiter, handover: Handover | None) -> Lock:
