@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stoker.cli.pipeline.watch import body, taken_up
 from stoker.kit.lock import read_holder
-from stoker.store.layout import StateLayout
+from stoker.store.layout import TRAIN_SUPERVISOR, StateLayout
+from stoker.store.record import read_record, write_record
 from support.waiting import wait_until
 
 STOKER = (str(Path(sys.executable).parent / "stoker"),)
@@ -104,6 +106,17 @@ def test_ctrl_c_asks_the_command_to_save_and_ends_with_130_and_a_second_watch_is
         watching.send_signal(signal.SIGINT)
         assert watching.wait(60) == 130
     assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("held", ["halted", "paused"])
+def test_a_run_that_was_held_goes_on_when_it_is_started_again(tmp_path: Path, held: str) -> None:
+    given = dict.fromkeys(("checkpoints", "resume", "step", "init_from")) | {"state": str(tmp_path)}
+    layout = StateLayout(tmp_path / "state")
+    layout.run("run-1").root.mkdir(parents=True)
+    write_record(layout.run("run-1").record, {"v": 1, "state": held, held: {"by": "uid 0"}})
+    taken_up(tmp_path / "w.yaml", body(("true",), "w", given))
+    (request,) = layout.requests(TRAIN_SUPERVISOR).glob("*.json")
+    assert read_record(request)["verb"] == "resume"
 
 
 def test_save_writes_the_file_that_stoker_run_takes(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def taken_up(file: Path, settings: dict[str, Any]) -> StateLayout:
     settings["train"]["run"] = run
     write_atomic(file, _yaml(settings))
     take_up_state(load_pipeline(file))
-    if record.get("halted"):  # whoever starts it again has seen to it
+    if record.get("halted") or record.get("paused"):  # whoever starts it again has seen to it
         file_request(layout, TRAIN_SUPERVISOR, "resume", {})
     return layout
 
@@ -220,6 +220,8 @@ class Watching(Foreground):
             return
         if code == StokerError.exit_code and run_state == "halted":
             code = self.output.exit_code or code
+        elif run_state == "paused":
+            self.say("info", "the run is paused; the same command goes on with it")
         elif code and not self.output.trouble:
             for line in child.last_words() or [f"the supervisor ended with exit code {code}"]:
                 self.say("error", harmless(line))
