@@ -94,7 +94,7 @@ def asides(folder: Path) -> list[str]:
 
 def test_what_cannot_be_loaded_is_set_aside_and_the_one_before_is_restored(tmp_path: Path) -> None:
     run = make(tmp_path)
-    (tmp_path / "die-1-25").touch()
+    (tmp_path / "die-1-20").touch()  # its newest step is that of the checkpoint
     (tmp_path / "bad-step-20.bin").touch()
     ended = run.once()
     assert ended.returncode == 0, ended.stderr

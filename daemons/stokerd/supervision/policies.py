@@ -13,6 +13,7 @@ from stoker.store.record import new_id
 from stoker.supervise.actions import AnswerEnd
 from stoker.supervise.health.exits import ExitClass
 from stoker.supervise.policy import SPIKE, Facts, Fork, Tried, remedy, skipped
+from stoker.supervise.run.memorization import read_tail
 from stokerd.supervision.run import Run
 
 
@@ -24,7 +25,8 @@ def facts(run: Run) -> Facts:
     found = candidates(find_checkpoints(run.layout.checkpoints), run.accounts.history())
     steps = tuple(one.step for one in found)
     spikes = skipped(timelines, SPIKE)
-    return Facts(timelines.current, Tried(**tried), skipped(timelines), steps, spikes)
+    tells_steps = run.is_foreign and any("step" in row for row in read_tail(run.layout.metrics))
+    return Facts(timelines.current, Tried(**tried), skipped(timelines), steps, spikes, tells_steps)
 
 
 def newest_usable(run: Run, copies: Iterable[Mirrored]) -> Mirrored | None:

@@ -147,7 +147,8 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
         seen.step,
         fruitless,
         has_plan=not launch.is_foreign,
-        tells_steps=not launch.is_foreign or best > seen.step,  # one beyond the newest checkpoint shows it
+        # One beyond the newest checkpoint shows it, too.
+        tells_steps=not launch.is_foreign or seen.facts.tells_steps or best > seen.step,
     )
     response = respond(case, policy)
     answer = replace(answer, response=response)

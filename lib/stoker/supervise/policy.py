@@ -53,6 +53,7 @@ class Facts:
     skipped: tuple[int, ...] = ()  # steps before windows skipped as not finite, since the run last went back
     steps: tuple[int, ...] = ()  # of its checkpoints
     spikes: tuple[int, ...] = ()  # steps before windows skipped for a spike, as `skipped`
+    tells_steps: bool = False  # a trainer of the user's own, as its training log shows
 
 
 @dataclass(frozen=True)
