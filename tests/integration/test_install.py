@@ -132,14 +132,14 @@ def test_an_upgrade_killed_anywhere_leaves_one_version_that_works(
 ) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
-    walk(ground, wheels, random.Random(seed).sample(range(1, 30), 8))
+    walk(ground, wheels, random.Random(seed).sample(range(1, 19), 8))
 
 
 @pytest.mark.long
 def test_an_upgrade_killed_before_each_of_its_acts_leaves_one_version_that_works(
     ground: Ground, wheels: tuple[Path, Path]
 ) -> None:
-    walk(ground, wheels, [number // 2 for number in range(2, 160)])
+    walk(ground, wheels, [number // 2 for number in range(2, 42)])
 
 
 def test_a_removal_that_is_killed_goes_on_and_leaves_data_and_edited_files(
@@ -162,7 +162,7 @@ def test_a_removal_that_is_killed_goes_on_and_leaves_data_and_edited_files(
 
 
 def test_what_a_newer_version_wrote_refuses_an_older_wheel_and_nothing_changes(
-    ground: Ground, wheels: tuple[Path, Path], tmp_path: Path
+    ground: Ground, wheels: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, record = ground.root / "etc/stoker/kept.yaml", tmp_path / "state/datasets/words.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,6 +170,7 @@ def test_what_a_newer_version_wrote_refuses_an_older_wheel_and_nothing_changes(
     record.parent.mkdir(parents=True)
     write_record(record, {"v": 2, "dataset": "words"})
     before = ground.files()
+    monkeypatch.setitem(ground.environ, "STOKER_TRAIN__STEPZ", "1")  # of whoever installs, not of the daemons
     said = ground.run(wheels[1], code=78).stderr
     assert str(record) in said
     assert "format version 2, this Stoker reads version 1" in said

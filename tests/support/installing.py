@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -68,7 +67,7 @@ def next_wheel(wheel: Path, into: Path) -> Path:
 class Ground:
     """A directory that Stoker is installed below, as if it were the machine's root."""
 
-    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, environ: dict[str, str]) -> None:
         self.root, self.environ = root, environ
         root.mkdir(exist_ok=True)
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.config.load import load_pipeline
+from stoker.config.load import ALLOW_NETWORK, load_pipeline
 from stoker.store.errors import ConfigError, UnknownFormat
 from stoker.store.record import parse_json, require_version
 
@@ -47,7 +47,8 @@ def main(files: list[str]) -> int:
     unknown = []
     for file in files:
         try:
-            require_known(load_pipeline(file).state)
+            # Without this process's environment: it is the installer's and not the daemons'.
+            require_known(load_pipeline(file, {ALLOW_NETWORK: "1"}).state)
         except ConfigError as refused:
             print(f"warning: this version refuses {file}, and so its daemons a reload:\n{refused}")
         except UnknownFormat as newer:

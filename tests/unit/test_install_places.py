@@ -1,0 +1,69 @@
+"""Where an installation lays what deploy/ holds, and what it makes of the host's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.config.load import deploy_dir
+from stoker.install.checks import is_set
+from stoker.install.places import Places
+from stoker.install.steps import Record
+
+NOT_LAID = {"README.md", "stoker.sysctl"}
+
+
+def laid(is_user: bool) -> dict[Path, bytes]:
+    deploy = {
+        str(path.relative_to(deploy_dir())): path.read_bytes()
+        for path in deploy_dir().rglob("*")
+        if path.is_file()
+    }
+    return dict(Places(Path("/"), is_user, Path("/srv/elsewhere")).files(deploy))
+
+
+@pytest.mark.parametrize("is_user", [False, True])
+def test_each_unit_is_laid_once_and_names_the_prefix(is_user: bool) -> None:
+    systemd = deploy_dir() / "systemd"
+    units = systemd / "user" if is_user else systemd
+    kinds = {path.name for path in units.rglob("*") if path.is_file()} - NOT_LAID
+    wanted = {name for name in kinds if not name.startswith("stoker.") or name == "stoker.slice"}
+    files = laid(is_user)
+    place = Path.home() / ".local/share/systemd/user" if is_user else Path("/usr/local/lib/systemd/system")
+    assert {path.name for path in files if place in path.parents} == wanted
+    for path, data in files.items():
+        assert b"/opt/stoker" not in data, path
+        assert b"%h/.local/share/stoker" not in data, path
+    assert b"ExecStart=/srv/elsewhere/current/bin/" in files[place / "stoker-stage-shard@.service"]
+    assert place / "stoker-@.service.d/10-sandbox.conf" in files
+
+
+def test_the_rest_of_the_machines_files_lie_where_systemd_and_shells_look() -> None:
+    units = Path("/usr/local/lib/systemd/system")
+    assert sorted(str(path) for path in laid(is_user=False) if units not in path.parents) == [
+        "/usr/local/lib/systemd/catalog/stoker.catalog",
+        "/usr/local/lib/systemd/system-preset/50-stoker.preset",
+        "/usr/local/lib/sysusers.d/stoker.conf",
+        "/usr/local/lib/tmpfiles.d/stoker.conf",
+        "/usr/local/share/bash-completion/completions/stoker",
+        "/usr/local/share/fish/vendor_completions.d/stoker.fish",
+        "/usr/local/share/zsh/site-functions/_stoker",
+    ]
+
+
+def test_a_damaged_record_is_none_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "installed.json"
+    Record("/opt/stoker", {"/usr/local/x": ["0"]}).write(path)
+    assert Record.read(path) == Record("/opt/stoker", {"/usr/local/x": ["0"]})
+    path.write_text('{"prefix": "/opt/stoker", "files": []}')
+    assert Record.read(path) is None
+    assert "is damaged" in capsys.readouterr().out
+
+
+def test_a_limit_that_is_higher_already_is_not_offered() -> None:
+    now = int(Path("/proc/sys/fs/inotify/max_user_watches").read_text())
+    assert is_set(f"fs.inotify.max_user_watches = {now - 1}")
+    assert not is_set(f"fs.inotify.max_user_watches = {now + 1}")
+    assert not is_set("vm.swappiness = 201")
+    assert is_set("vm.none_such = 1"), "this kernel does not have it"
