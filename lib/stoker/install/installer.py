@@ -54,6 +54,7 @@ class Installer:
             self._link(places.command, str(self.current / "bin/stoker"))
             for page in PAGES:
                 self._link(places.home / page, f"current/deploy/{page}")
+            self._sweep([*self._links(), *map(places.on_disk, files)])
             self._take_away([file for file in known if file not in new.files], known)
             if not self.steps.is_dry:
                 new.write(places.record)
@@ -81,13 +82,24 @@ class Installer:
                 if link.is_symlink() and not places.on_disk(Path(os.readlink(link))).exists():  # noqa: PTH115
                     self.steps.do(f"remove {link}", link.unlink)
             self._tell_systemd()
-            for link in (places.command, *(places.home / page for page in PAGES), self.current):
+            for link in self._links():
                 if link.is_symlink():
                     self.steps.do(f"remove {link}", link.unlink)
+            self._sweep(self._links())
             self.steps.do(f"remove {places.record.parent}", shutil.rmtree, places.record.parent)
             self._remove_unused(None)
             self._remove_home()
         print("pipeline files and data are left" + ("" if places.is_user else ", and the account stoker"))
+
+    def _links(self) -> list[Path]:
+        places = self.places
+        return [places.command, *(places.home / page for page in PAGES), self.current]
+
+    def _sweep(self, paths: Iterable[Path]) -> None:
+        """Removes what a kill between writing and renaming has left."""
+        for part in map(at.part_of, paths):
+            if os.path.lexists(part) and not self.steps.is_dry:
+                part.unlink()
 
     def _in_force(self) -> str | None:
         return self.current.readlink().name if self.current.is_symlink() else None
