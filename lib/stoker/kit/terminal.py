@@ -47,7 +47,7 @@ SENTENCES = {
     "checkpoint_refused": "{message}",
     "checkpoint_restored": "{path} is what was proven of it again[; what lay there is {aside}]",
     "checkpoint_quarantined": "{path} set aside: {reason}; {message}",
-    "checkpoint_suspect": "{path} could not be loaded twice and is set aside: {message}",
+    "checkpoint_suspect": "{path} could not be loaded twice and is set aside in {moved_to}",
     "content_gone": "{path} is lost for good: {reason}",
     "daemon_failed": "the daemon ended with an error: {message}",
     "daemon_ready": "{message}",
