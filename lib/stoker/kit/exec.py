@@ -8,6 +8,7 @@ imports little because it is the first to run in every child.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -18,6 +19,7 @@ USAGE = "usage: python -m stoker.kit.exec PPID SIGNAL DIRECTORY -- CMD [ARGUMENT
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 TRAINER_OUTPUT = "STOKER_TRAINER_OUTPUT"  # the descriptors that a trainer's stdout and stderr are passed to
+MEMORY_SHORT_FIRST = 200  # of 1000: how much sooner the OOM killer takes a trainer or worker than its daemon
 # Variables that whoever starts a daemon sets for it, not for its children.
 DAEMON_VARIABLES = {
     TRAINER_OUTPUT,
@@ -45,6 +47,14 @@ def set_death_signal(signum: int) -> None:
 def set_child_subreaper() -> None:
     """Makes this process the parent of every descendant whose own parent ends; the setting survives exec."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_first_when_memory_is_short(pid: str = "self") -> None:
+    """Raises the oom_score_adj of a process and what it will start: who is left tells what happened."""
+    with contextlib.suppress(OSError):
+        score = os.open(f"/proc/{pid}/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        os.write(score, b"%d" % min(1000, int(os.read(score, 16)) + MEMORY_SHORT_FIRST))
+        os.close(score)
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -75,6 +85,8 @@ def main(argv: list[str]) -> int:
     if os.getppid() != parent:  # the parent ended between fork and prctl: no signal would ever come
         print(f"stoker.kit.exec: parent {parent} is gone; not starting {command[0]}", file=sys.stderr)
         return 75
+    if int(argv[1]) == signal.SIGKILL:  # a worker: its daemon explains its end and starts another
+        end_first_when_memory_is_short()
     # Python ignores these two signals for itself, and an ignored signal stays ignored over exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

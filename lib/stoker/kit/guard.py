@@ -33,7 +33,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from stoker.kit.exec import launch_command, set_child_subreaper, set_death_signal
+from stoker.kit.exec import (
+    end_first_when_memory_is_short,
+    launch_command,
+    set_child_subreaper,
+    set_death_signal,
+)
 from stoker.kit.process import ProcessId, family, readable, signal_process
 from stoker.kit.relay import STDERR, STDOUT, relays
 
@@ -41,9 +46,6 @@ USAGE = "usage: python -m stoker.kit.guard PPID LOCK_FD REPORT_FD STOP_TIME OUTP
 IDLE_S = 5.0  # between two checks of the parent, in case its death signal gets lost
 STOPPING_S = 0.2  # between two searches for processes that have not had their TERM
 KILLING_S = 0.05  # between two rounds of KILL
-MEMORY_SHORT_FIRST = (
-    200  # of 1000: how much sooner the kernel's OOM killer takes the trainer than the supervisor
-)
 OUTPUT_S = 2.0  # for the last of the output, once its writers have ended
 
 
@@ -104,7 +106,7 @@ class Guard:
         into = [(os.POSIX_SPAWN_DUP2, writing.get(one, writing[STDERR]), one) for one in streams]
         command = launch_command(self._command, directory=self._directory)
         child = os.posix_spawn(sys.executable, command, os.environ, setsigmask=[], file_actions=into)
-        _end_first_when_memory_is_short(child)
+        end_first_when_memory_is_short(str(child))
         for relay in self._relays:
             relay.begin()
         self._report(started=child, start_ticks=ProcessId.of(child).start_ticks)
@@ -166,14 +168,6 @@ class Guard:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake, 4096):
                 pass
-
-
-def _end_first_when_memory_is_short(child: int) -> None:
-    """Raises the oom_score_adj of the child and what it will start: who is left tells what happened."""
-    with contextlib.suppress(OSError):
-        score = os.open(f"/proc/{child}/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        os.write(score, b"%d" % min(1000, int(os.read(score, 16)) + MEMORY_SHORT_FIRST))
-        os.close(score)
 
 
 def _wake_on_signals(on_stop: Any) -> int:
