@@ -1,0 +1,299 @@
+"""Two pipelines on a machine where a stranger installed Stoker, through what befalls machines.
+
+The first one trains (without torch: see support.training), the second one waits for a hub. The tests follow
+each other on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.installing import built_wheel, next_wheel, packages_apart
+from support.sites import SMALL_TRAINER
+from support.text import documents, write_parquet
+from support.waiting import LONG_S, wait_until
+from systemd.box import Box, missing, missing_hybrid
+
+HEAD = """
+name: {name}
+state: /var/lib/stoker/{name}
+hot: /srv/fast/{name}
+stage: {{settle: 0s, free_floor: 0}}
+metrics: {{ports: {{download: 0, shard: 0, train: 0}}}}
+plan: {{segment_tokens: 1000}}
+"""
+TRAINS = (
+    HEAD.format(name="one")
+    + """
+dataset: {name: words, source: {kind: folder, path: /srv/parquet}, filters: {min_chars: 1}}
+tokenizer: {train: {vocab_size: 300, train_bytes: 100kB}}
+shard: {val_ratio: 0.05, release: never}
+train:
+  steps: 1000000
+  start_when: {tokens: 1000, shard_sets: 1}
+  model: {layers: 1, width: 16, heads: 2, kv_heads: 2, ffn_width: 32}
+  seq_len: 32
+  global_batch: 4
+  evaluate: {every_steps: 1000, tokens: 1024}
+  checkpoint: {every: null, every_steps: 200}
+"""
+)
+WAITS = (
+    HEAD.format(name="two")
+    + """
+dataset: {name: words, source: {kind: hub, repo: a/b, endpoint: "http://127.0.0.1:8099"}}
+train: {steps: 10, model: tiny}
+"""
+)
+TOKEN = "hf_a-secret-of-the-hub"
+HUB = """
+import http.server
+class Hub(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print("yes" if self.headers["Authorization"] == "Bearer TOKEN" else "no", flush=True)
+        self.send_error(503)
+http.server.HTTPServer(("127.0.0.1", 8099), Hub).serve_forever()
+"""
+DAEMONS = ("download-watchdog", "stage-shard", "train-supervisor")
+ONE = [f"stoker-{daemon}@one.service" for daemon in DAEMONS]
+TWO = [unit.replace("one", "two") for unit in ONE]
+SUPERVISOR = ONE[2]
+FILE = "/etc/stoker/one.yaml"
+STATE = "/var/lib/stoker/one"
+BASE, PYTHON, PACKAGES = Path(sys.base_prefix), "/opt/python", "/srv/tools/packages"
+# What Stoker needs comes from the tests' environment, and the trainer is the one without torch.
+OF_TESTS = "[Service]\nEnvironment=PYTHONPATH={packages}:{small} STOKER_TEST_TRAINER=small\n"
+BACK_S = 15.0  # from the end of a trainer to steps of the next
+
+reason = missing()
+if reason is not None:
+    warnings.warn(f"NO ACCEPTANCE IN A REAL SYSTEMD: {reason}", stacklevel=1)
+pytestmark = [
+    pytest.mark.systemd,
+    pytest.mark.skipif(reason is not None, reason=f"no real systemd here: {reason}"),
+]
+
+
+class Machine:
+    """The box with Stoker in it."""
+
+    def __init__(self, box: Box, wheels: list[str]) -> None:
+        self.box, self.wheels = box, wheels
+
+    def install(self, *words: str) -> str:
+        """Runs the installer, which takes its code from the wheel, and the dependencies from the tests."""
+        path = f"PYTHONPATH={words[0]}:{PACKAGES}"
+        command = ["env", "PIP_NO_DEPS=1", path, f"{PYTHON}/bin/python3", "-m", "stoker.install"]
+        return self.box.run(*command, *words, "--python", f"{PYTHON}/bin/python3").stdout
+
+    def stoker(self, *words: str, user: str = "stoker", code: int = 0) -> str:
+        """Runs a command, as the daemons' account; returns what it printed."""
+        command = ["runuser", "-u", user, "--", "env", f"PYTHONPATH={PACKAGES}", "/usr/local/bin/stoker"]
+        done = self.box.run(*command, *words, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def pid(self, unit: str) -> int:
+        return int(self.box.show(unit, "MainPID"))
+
+    def trainer(self) -> int:
+        """Waits for a trainer that lives; returns its pid."""
+        status = self.box.path("/run/stoker/one/status/train_supervisor.json")
+
+        def told() -> int:
+            pid: int = (json.loads(status.read_text()) if status.exists() else {}).get("trainer_pid") or 0
+            return pid if pid and self.box.path(f"/proc/{pid}").exists() else 0
+
+        return wait_until(told, what="a trainer")
+
+    def rows(self) -> list[int]:
+        """The steps of the run, in the order of their log."""
+        log = self.box.path(f"{STATE}/runs/main/log/metrics.jsonl")
+        lines = log.read_bytes().split(b"\n")[:-1] if log.exists() else []
+        return [row["step"] for row in map(json.loads, lines) if "loss" in row]
+
+    def goes_on(self, reached: int, timeout_s: float = LONG_S) -> None:
+        """Waits for steps after `reached`."""
+        wait_until(lambda: max(self.rows(), default=0) > reached + 5, timeout_s, f"steps after {reached}")
+
+    def group(self, unit: str) -> set[int]:
+        """The processes of a unit."""
+        place = self.box.show(unit, "ControlGroup")
+        found = self.box.run(
+            "sh",
+            "-c",
+            f"cat /sys/fs/cgroup/systemd{place}/cgroup.procs || cat /sys/fs/cgroup{place}/cgroup.procs",
+        )
+        return set(map(int, found.stdout.split()))
+
+    def environ(self, pid: int) -> str:
+        """The environment of a process, each variable after an end of line."""
+        return "\n" + self.box.path(f"/proc/{pid}/environ").read_bytes().replace(b"\0", b"\n").decode()
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    data, tools = tmp_path_factory.mktemp("parquet"), tmp_path_factory.mktemp("tools")
+    for number in range(2):
+        write_parquet(data / f"{number}.parquet", documents(400, seed=number), seed=number)
+    wheel = Path(shutil.copy(built_wheel(tmp_path_factory), tools))
+    packages_apart(tools / "packages")
+    binds = [(BASE, PYTHON), (data, "/srv/parquet"), (tools, "/srv/tools")]
+    with Box("acceptance", binds, hybrid=missing_hybrid() is None, keeps_disk=True) as box:
+        try:
+            for path in (data, tools):
+                path.chmod(0o755)  # pytest's directories are private, and the daemons are another user
+            for path in ((tools / "packages/numpy").resolve(), SMALL_TRAINER / "x", BASE / "lib"):
+                for folder in path.parents:
+                    box.run("chmod", "a+rx", str(folder))
+            wheels = [f"/srv/tools/{each.name}" for each in (wheel, next_wheel(wheel, tools))]
+            machine = Machine(box, wheels)
+            machine.install(wheels[0])
+            of_tests = OF_TESTS.format(packages=PACKAGES, small=SMALL_TRAINER)
+            box.write("/etc/systemd/system/stoker-@.service.d/90-tests.conf", of_tests)
+            box.write(
+                "/etc/systemd/system/hub.service", f"[Service]\nExecStart={PYTHON}/bin/python3 /srv/hub.py\n"
+            )
+            box.write("/srv/hub.py", HUB.replace("TOKEN", TOKEN))
+            box.write("/etc/stoker/hub-token", f"{TOKEN}\n")
+            box.path("/etc/stoker/hub-token").chmod(0o600)
+            box.run("systemctl", "start", "hub.service")
+            for name, text in (("one", TRAINS), ("two", WAITS)):
+                box.write(f"/etc/stoker/{name}.yaml", text)
+                box.run("install", "-d", "-o", "stoker", f"/srv/fast/{name}")
+                machine.stoker("units", f"/etc/stoker/{name}.yaml", "--write", user="root")
+            box.run("systemctl", "daemon-reload")
+            box.run("systemctl", "enable", "--now", "stoker@one.target", "stoker@two.target")
+            machine.goes_on(5)
+            yield machine
+        finally:
+            if box.pid:
+                print(box.journal("stoker-*", "-o", "short"))  # pytest shows it where a test failed
+
+
+def test_the_hubs_token_arrives_and_is_nowhere_to_be_read(machine: Machine) -> None:
+    box = machine.box
+    wait_until(lambda: "yes\n" in box.journal("hub"), what="a request with the token")
+    assert "no\n" not in box.journal("hub")
+    shown = box.run("systemctl", "show", *ONE, *TWO).stdout + box.run("ps", "axeww").stdout
+    environs = [machine.environ(pid) for unit in (*ONE, *TWO) for pid in machine.group(unit)]
+    assert len(environs) > 6
+    journal = box.run("journalctl", "-o", "export").stdout
+    state = box.run("grep", "-rl", TOKEN, "/var/lib/stoker", "/run/stoker", "/tmp", check=False).stdout
+    for what, text in (("show and ps", shown), ("environ", "".join(environs)), ("journal", journal)):
+        assert TOKEN not in text, what
+    assert state == ""
+
+
+def test_no_child_can_speak_to_systemd_for_its_daemon(machine: Machine) -> None:
+    for unit in ONE:
+        main = machine.pid(unit)
+        assert "\nNOTIFY_SOCKET=" in machine.environ(main), unit
+        for pid in machine.group(unit) - {main}:
+            assert "\nNOTIFY_SOCKET=" not in machine.environ(pid), unit
+    assert machine.group(SUPERVISOR) > {machine.pid(SUPERVISOR), machine.trainer()}
+
+
+def test_each_killed_daemon_comes_back_without_orphans_and_training_goes_on_at_once(machine: Machine) -> None:
+    box = machine.box
+    for unit in ONE:
+        before, main, trainer = machine.group(unit), machine.pid(unit), machine.trainer()
+        box.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit)
+        wait_until(lambda u=unit, m=main: machine.pid(u) not in (0, m), what=f"{unit} to be started again")
+        if unit == SUPERVISOR:
+            wait_until(lambda t=trainer: not box.path(f"/proc/{t}").exists(), what="the trainer's end")
+            machine.goes_on(max(machine.rows()), BACK_S)
+            assert machine.trainer() != trainer
+        else:
+            assert machine.trainer() == trainer
+        assert not machine.group(unit) & before, f"an orphan of {unit}"
+        assert box.show(unit, "NRestarts") == "1"
+    assert machine.rows() == sorted(set(machine.rows())), "each step once, or again from the checkpoint"
+
+
+def test_a_reload_and_an_upgrade_leave_the_trainer_alone_and_refuse_what_is_broken(machine: Machine) -> None:
+    box, trainer, main = machine.box, machine.trainer(), machine.pid(SUPERVISOR)
+    box.write(FILE, TRAINS.replace("steps: 1000000", "steps: 1000001"))
+    assert "train.steps" in machine.stoker("reload", FILE)
+
+    box.write(FILE, TRAINS.replace("seq_len", "seq_lne"))
+    said = machine.stoker("reload", FILE, code=78)
+    assert f"{FILE}:" in said
+    assert "seq_len" in said
+    box.write(FILE, TRAINS)
+
+    machine.install(machine.wheels[1])
+    assert "version 9.9.9" in machine.stoker("reload", FILE)
+    (broken,) = box.path("/opt/stoker").glob("9.9.9-*/lib/python*/site-packages/stokerd/supervision/loop.py")
+    text = broken.read_text()
+    broken.write_text(f"{text}\ndef broken(:\n")
+    assert "loop.py" in machine.stoker("reload", FILE, code=78)
+    broken.write_text(text)
+
+    machine.goes_on(max(machine.rows()))
+    assert (machine.trainer(), machine.pid(SUPERVISOR)) == (trainer, main)
+    steps = machine.rows()
+    assert steps == list(range(steps[0], steps[0] + len(steps))), "every step once"
+
+
+def test_a_daemon_that_hangs_is_asked_to_save_and_started_again(machine: Machine) -> None:
+    box = machine.box
+    quick = "/etc/systemd/system/stoker-train-supervisor@one.service.d/60-quick.conf"
+    box.write(quick, "[Service]\nWatchdogSec=5\n")
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "restart", SUPERVISOR)
+    machine.goes_on(max(machine.rows()))
+    restarts, main = int(box.show(SUPERVISOR, "NRestarts")), machine.pid(SUPERVISOR)
+    box.run("kill", "-STOP", str(main))
+    wait_until(lambda: machine.pid(SUPERVISOR) not in (0, main), what="the watchdog to start it again")
+    machine.goes_on(max(machine.rows()))
+    assert int(box.show(SUPERVISOR, "NRestarts")) == restarts + 1
+    assert "Watchdog timeout" in box.journal(SUPERVISOR)
+    box.path(quick).unlink()
+    box.run("systemctl", "daemon-reload")
+
+
+@pytest.mark.skipif(missing_hybrid() is not None, reason=f"no limit of memory here: {missing_hybrid()}")
+def test_a_worker_that_the_memory_limit_kills_leaves_its_daemon(machine: Machine) -> None:
+    box, unit = machine.box, ONE[1]
+    box.run("systemctl", "stop", unit)
+    box.run("systemctl", "set-property", "--runtime", unit, "MemoryMax=56M")  # not enough for a builder
+    box.run("systemctl", "start", unit)
+    main, restarts = machine.pid(unit), box.show(unit, "NRestarts")
+    write_parquet(box.path("/srv/parquet/more.parquet"), documents(400, seed=7), seed=7)
+    wait_until(lambda: "SIGKILL" in box.journal(unit), what="a worker's end to be told")
+    assert (machine.pid(unit), box.show(unit, "NRestarts")) == (main, restarts)
+    box.run("systemctl", "set-property", "--runtime", unit, "MemoryMax=")
+
+
+def test_after_a_power_cut_everything_goes_on_by_itself(machine: Machine) -> None:
+    reached = max(machine.rows())
+    machine.box.power_cut()
+    machine.box.boot()
+    machine.goes_on(reached, 90)
+    for unit in (*ONE, *TWO):
+        assert machine.box.show(unit, "ActiveState") == "active", unit
+    assert "balanced" in machine.stoker("audit", FILE)
+
+
+def test_a_stop_seals_the_last_step_and_an_uninstallation_leaves_the_data(machine: Machine) -> None:
+    box = machine.box
+    box.run("systemctl", "disable", "--now", "stoker@one.target", "stoker@two.target")
+    assert [box.show(unit, "Result") for unit in (*ONE, *TWO)] == ["success"] * 6
+    last = f"{STATE}/runs/main/checkpoints/step-{max(machine.rows()):09d}"
+    machine.stoker("verify", "checkpoint", last)
+
+    box.run("/opt/stoker/current/bin/python", "-m", "stoker.install", "--uninstall")
+    listed = box.run("systemctl", "list-unit-files", "stoker*", check=False).stdout
+    assert "0 unit files listed" in listed
+    assert not os.path.lexists(box.path("/opt/stoker"))
+    assert box.path(last).is_dir()
+    assert box.path(FILE).exists()
