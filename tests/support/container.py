@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def contained(
 
     `lab` is an empty directory, hidden afterwards.
     """
+    checkout = Path(sys.prefix).parent
+    sees = [*sees, *([checkout] if checkout.is_relative_to("/tmp") else [])]
     looked = "; ".join(
         f"mkdir -p .{one}; mount --rbind {one} .{one}; mount -o remount,ro,bind .{one}" for one in sees
     )

@@ -17,6 +17,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,6 +123,8 @@ def missing() -> str | None:
         return "needs systemd installed"
     if "cgroup2" not in _cgroup_mounts():
         return "needs a cgroup2 mount"
+    if Path(sys.prefix).is_relative_to("/tmp"):
+        return f"needs a checkout elsewhere than in /tmp, which the units do not see: {sys.prefix}"
     probe = subprocess.run(
         ["unshare", "--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "true"],
         capture_output=True,

@@ -90,7 +90,10 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     data.chmod(0o755)  # pytest's directories are private, and the daemons are another user
     for number in range(2):
         write_parquet(data / f"{number}.parquet", documents(400, seed=number), seed=number)
-    packages, wheel = packages_apart(data.parent / "packages"), built_wheel(tmp_path_factory)
+    packages, wheel = (
+        packages_apart(tmp_path_factory.mktemp("site") / "packages"),
+        built_wheel(tmp_path_factory),
+    )
     packages.chmod(0o755)
     binds = [
         (REPO, str(REPO)),

@@ -7,7 +7,6 @@ DIRECTORY holds the pipelines' files. systemd says in MONITOR_... how the unit e
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 from stoker.kit.event_words import REGISTER
 from stoker.kit.event_words.word import filled
 from stoker.kit.events import PRIORITIES, Log
+from stoker.store.record import parse_json
 
 UNIT = re.compile(r"stoker-(?P<daemon>[a-z-]+)@(?P<pipeline>[\w.-]+)\.service")
 OF_MACHINE = "/etc/stoker"  # where a machine's pipelines lie; a user's lie in their own configuration
@@ -97,7 +97,7 @@ def _journal(invocation: str) -> list[Entry]:
     except (OSError, subprocess.TimeoutExpired) as problem:
         print(f"the journal cannot be read: {problem}", file=sys.stderr)
         return []
-    return [json.loads(line) for line in found.splitlines()]
+    return [parse_json(line) for line in found.splitlines()]
 
 
 if __name__ == "__main__":

@@ -151,7 +151,8 @@ class Watch:
         # Sealed last: such a path may be written again, and a glob may not match it.
         self._last: deque[Path] = deque(maxlen=RECENT)
         self._last.extend(path for _, body in sealed if (path := path_of(body, self.place.directory)))
-        self.told: dict[Path, tuple[str, int | None]] = {}  # not sealed yet: as it was told, with its step
+        # Not sealed yet: as it was told, its step, and when that was heard.
+        self.told: dict[Path, tuple[str, int | None, float]] = {}
         self._seen: dict[Path, _Seen] = {}
         self._old: dict[Path, tuple[int, int]] = {}  # by name not newer than what is sealed: inode and time
         self._refused: dict[Path, str] = {}
@@ -162,7 +163,7 @@ class Watch:
     def hear(self, told: str, step: int | None) -> None:
         """Takes in a path that the trainer says is complete."""
         try:
-            self.told[self.place.checked(told)] = (told, step)
+            self.told[self.place.checked(told)] = (told, step, time.time())
         except (Refused, OSError) as problem:
             self.tell("refused", path=shown(Path(told)), reason=str(problem))
             self.tell("taken", told=told)
@@ -242,7 +243,9 @@ class Watch:
 
         In a name that is written again only a number after "step" is one. Without any, steps are counted.
         """
-        named, told = step_in(path.name), self.told.get(path, ("", None))[1]
+        named, (_, told, told_at) = step_in(path.name), self.told.get(path, ("", None, 0.0))
+        if saved_at > told_at:
+            told = None  # it was written again since
         is_sure = path not in self._last or AFTER_STEP.search(path.name)
         steps = (told, named if is_sure else None, self._step_at(saved_at), named)
         return next((step for step in steps if step is not None), self.last_step + 1)
