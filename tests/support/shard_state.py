@@ -14,6 +14,7 @@ from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState,
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.context import DaemonContext
+from stoker.kit.event_words import REGISTER
 from stoker.kit.events import Events
 from stoker.kit.loop import Waiter
 from stoker.kit.workers.parent import Worker
@@ -60,8 +61,8 @@ class Recorded(Events):
         super().__init__(*about)
         self.all: list[tuple[str, dict[str, Any]]] = []
 
-    def record(self, event: str, level: str = "info", **fields: Any) -> None:
-        self.all.append((event, {"level": level, **fields}))
+    def record(self, event: str, **fields: Any) -> None:
+        self.all.append((event, {"level": REGISTER[event].level, **fields}))
 
     @property
     def words(self) -> list[str]:

@@ -31,7 +31,7 @@ class Heard:
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def record(self, event: str, level: str = "info", **_: Any) -> None:
+    def record(self, event: str, **_: Any) -> None:
         self.words.append(event)
 
 

@@ -1,4 +1,4 @@
-"""Every event word that the code records is in the register at its level, and the register has no other."""
+"""Every event word that the code records is in the register, and the register has no other."""
 
 from __future__ import annotations
 
@@ -34,23 +34,6 @@ RECORDERS: dict[str, tuple[int | str, ...]] = {
 TABLES = {
     "daemons/stokerd/sharding/activities/disks.py": ("AWAY",),
     "daemons/stokerd/sharding/activities/moves.py": ("MOVES",),
-}
-# The level that each gives its word when it is not told one, and the place of the level after the word.
-LEVELS: dict[str, tuple[str, int | None]] = {
-    "record": ("info", 1),
-    "event": ("info", 1),
-    "raise_": ("warning", None),
-    "Alert": ("warning", 2),
-    "begin": ("warning", None),
-    "_pause": ("warning", None),
-    "Change": ("info", 2),
-    "warn_once": ("warning", None),
-    "record_silence": ("warning", None),
-    "end": ("info", None),
-    "info": ("info", None),
-    "warning": ("warning", None),
-    "error": ("error", None),
-    "critical": ("critical", None),
 }
 LOGS = r"(.*log\.)?(info|warning|error|critical)"  # what writes to the log alone
 WORD = re.compile(r"reloaded|[a-z]+(_[a-z]+)+")
@@ -110,23 +93,6 @@ def called(node: ast.Call) -> str:
     return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
-def levels_of(node: ast.Call, place: int | str) -> set[str]:
-    """Returns the levels at which a call records its word; none where they are not in the text."""
-    name = called(node)
-    if place == "tell":
-        return {"info"}  # an end
-    if name not in LEVELS:
-        return set()
-    usual, after = LEVELS[name]
-    given = [keyword.value for keyword in node.keywords if keyword.arg == "level"]
-    if after is not None and isinstance(place, int):
-        given += node.args[place + after : place + after + 1]
-    if not given:
-        return {usual}
-    known = {each.value for each in ast.walk(given[0]) if isinstance(each, ast.Constant)}
-    return known & {"debug", "info", "warning", "error"}
-
-
 def matching(word: str, place: str) -> set[str]:
     found = {one for one in REGISTERED if re.fullmatch(word, one)}
     assert found, f"{place} records {word}, which kit/event_words lacks"
@@ -150,17 +116,6 @@ def test_every_recorded_word_is_registered_and_every_registered_word_is_recorded
             for word in words_in(part):
                 seen |= matching(word, file)
     assert REGISTERED - seen == set(), "in the register, but nowhere recorded"
-
-
-def test_every_word_is_recorded_at_its_level() -> None:
-    known = 0
-    for place, node, where, words in calls():
-        for level in levels_of(node, where):
-            for word in words if len(words) == 1 else ():
-                entry = REGISTER[word]
-                assert level in {entry.level, entry.also}, f"{place}: {word} is {entry.level} in the register"
-                known += 1
-    assert known > 150
 
 
 def test_every_logged_word_is_registered_at_its_level() -> None:

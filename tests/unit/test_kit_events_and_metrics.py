@@ -49,7 +49,7 @@ def test_an_event_is_on_disk_in_the_log_and_counted(
     layout: StateLayout, metrics: Metrics, capfd: pytest.CaptureFixture[str]
 ) -> None:
     events = new_events(layout, metrics)
-    events.record("source_quarantined", "warning", message="page 3 is rotten", path="a.parquet")
+    events.record("source_quarantined", message="page 3 is rotten", path="a.parquet")
     events.record("source_proven", path="b.parquet")
     first, second = EventTail(layout).new()
     assert first["event"] == "source_quarantined" and first["path"] == "a.parquet"

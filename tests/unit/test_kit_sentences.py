@@ -50,7 +50,8 @@ SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
         ),
         (  # a field that the sentence names is missing
             {"event": "trainer_exited", "exit_class": "killed", "pid": 123_456},
-            "trainer exited: exit class killed, pid 123456",
+            "a launch ended: exit class killed, pid 123456. Another launch resumes from the newest proven "
+            "checkpoint, unless the run is over.",
         ),
         (  # no sentence of its own
             {
@@ -61,7 +62,7 @@ SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
                 "retry_in_s": 90,
                 "n": 1e4,
             },
-            "odd thing a: is 5b137774cb01; look, retry in 1 min 30 s, n 10,000.0000",
+            "odd thing: a: is 5b137774cb01; look, retry in 1 min 30 s, n 10,000.0000",
         ),
         (
             {"event": "odd_thing", "names": ["a", "b"], "once": True, "seq": 3},

@@ -108,7 +108,7 @@ def test_a_worker_that_comes_further_than_any_before_goes_on_for_ever(shard: Sha
         built(shard, "recycled", work=at(reached=reached))
         assert shard.events.all[0] == (
             "worker_recycled",
-            {"level": "debug", "path": "a", "further": is_further},
+            {"level": "info", "path": "a", "further": is_further},
         )
 
 
@@ -240,7 +240,7 @@ def test_the_decisions_are_values_that_can_be_compared(shard: Shard) -> None:
     about = {"path": "a", "reason": "why", "row_group": None, "retry_in_s": 1.0}
     assert list(end(shard.state, job, Outcome("out_of_memory", "why"))) == [
         Write(source.moved("building", attempts=1)),
-        event("build_failed", "warning", **about),
+        event("build_failed", **about),
     ]
     changed = list(end(shard.state, job, Outcome("changed")))
     assert changed[1:] == [StartOver(source, "its content is not what its receipt says", "warning")]

@@ -75,7 +75,7 @@ class Warm:
         self.run.checkpoints.proven(NAME, body, DIGEST)
         self.words: list[tuple[str, dict[str, Any]]] = []
 
-    def record(self, event: str, level: str = "info", **fields: Any) -> None:
+    def record(self, event: str, **fields: Any) -> None:
         self.words.append((event, fields))
 
     def ended(self, job: do.Job, result: dict[str, Any] | None, reason: str = "") -> list[str]:

@@ -45,7 +45,7 @@ class Ground:
             context=SimpleNamespace(waiter=self.waiter, stopping=False),
             counted=self.counted,
             timings=SimpleNamespace(hook=SimpleNamespace(observe=self.seconds.append)),
-            events=SimpleNamespace(record=lambda word, _, **words: self.events.append(words)),
+            events=SimpleNamespace(record=lambda word, **words: self.events.append(words)),
             newest=self.newest,
         )
         return CheckpointHook(cast(Run, self.made))

@@ -78,7 +78,7 @@ def wait_out(context: DaemonContext, problem: StorageError | WorkerNotStarted) -
         return  # running work can be recorded; work that writes much waits while the reserve is spent
     if context.once:
         raise problem
-    context.events.record("state_unwritable" if is_state else "worker_not_started", "error", reason=reason)
+    context.events.record("state_unwritable" if is_state else "worker_not_started", reason=reason)
     until = math.inf if is_state else time.monotonic() + SHORTAGE_S
     while not context.stopping and time.monotonic() < until:
         context.beat({**context.metrics.status, "trouble": reason}, f"waiting: {reason}")
@@ -112,7 +112,7 @@ class RequestBox:
         for name in sorted(self._stuck.keys() - known):
             path = self._layout.requests(self._daemon) / name
             reason = f"{self._stuck[name]}; it is passed over: remove it"
-            self._events.record("request_stuck", level="warning", path=str(path), reason=reason)
+            self._events.record("request_stuck", path=str(path), reason=reason)
         return requests
 
     def answer(self, handlers: Mapping[str, Handler]) -> None:

@@ -157,10 +157,10 @@ class Fetcher:
             case "anew":
                 state.counted["refetched_bytes"] += said.bytes
                 details = {"path": said.path, "bytes": said.bytes, "reason": said.reason}
-                self._events.record("download_anew", level="warning", **details)
+                self._events.record("download_anew", **details)
             case "mismatch":
                 state.counted["mismatches"] += 1
-                self._events.record("download_mismatch", level="warning", path=said.path, **said.about)
+                self._events.record("download_mismatch", path=said.path, **said.about)
         ended = state.transfers.pop(said.path, None) if said.kind in ("done", "failed") else None
         return ended.wish if ended else None
 
@@ -180,7 +180,6 @@ class Fetcher:
             self._context.log.write("warning", "fetcher_stacks", "\n".join(ended.stderr_tail), {})
         self._events.record(
             "fetcher_stalled" if is_stalled else "fetcher_died",
-            level="warning",
             reason=ended.reason(),
             said=" | ".join(ended.stderr_tail[-5:])[:1000],
             retry_in_s=round(wait_s, 1),
@@ -264,12 +263,12 @@ class FetchFailures:
         blamed = blame(cause, is_repo=self._is_repo, something_came=self._something_came)
         if blamed == "disk":
             if cause != "gone":  # on "gone" the worker ends without a request
-                self._pause("disk", "disk_full", reason, level="error")
+                self._pause("disk", "disk_full", reason)
             return False
         if blamed == "access":
             self._something_came = False
             until = time.monotonic() + ACCESS_EVERY_S
-            self._pause("access", "source_refuses", reason, until, about=cause, level="error", kind=cause)
+            self._pause("access", "source_refuses", reason, until, about=cause, kind=cause)
             return False
         wait_s, tries = self._retries.failed(path), self._retries.failures(path)
         if blamed == "file":
@@ -279,7 +278,7 @@ class FetchFailures:
             self._state.given_up.add(path)
         details = {"path": path, "kind": cause, "status": said.status, "reason": reason}
         event = "download_failed" if blamed == "ours" else "download_given_up"
-        self._context.events.record(event, level="warning", **details, retry_in_s=round(wait_s, 1))
+        self._context.events.record(event, **details, retry_in_s=round(wait_s, 1))
         return blamed == "file"
 
     def not_removed(self, path: str, reason: str) -> None:
@@ -289,7 +288,7 @@ class FetchFailures:
 
     def no_landing(self, reason: str) -> None:
         """Pauses fetching because the worker refused the landing; the worker is started again later."""
-        self._pause("landing", "landing_unavailable", reason, math.inf, level="error")
+        self._pause("landing", "landing_unavailable", reason, math.inf)
 
     def _pause(
         self, subject: Subject, alert: str, reason: str, until: float | None = None, **fields: Any

@@ -190,16 +190,14 @@ class FolderSource(Source[Watched]):
             self.take_files()
             self.look_due = 0.0
             return
-        self.events.record(
-            "hash_failed", level="warning", path=file.path, reason=ended.reason(), retry_in_s=round(wait_s, 1)
-        )
+        self.events.record("hash_failed", path=file.path, reason=ended.reason(), retry_in_s=round(wait_s, 1))
 
     def _lister_ended(self, ended: WorkerExit) -> None:
         """Schedules another lister; raises ConfigError if the lister refused the folder."""
         if ended.code == ConfigError.exit_code:
             raise ConfigError(ended.reason())
         self.state.retries.failed(LISTER)
-        self.events.record("lister_failed", level="warning", path=self.shown, reason=ended.reason())
+        self.events.record("lister_failed", path=self.shown, reason=ended.reason())
         if self.context.once and self.state.retries.failures(LISTER) >= LOOK_TRIES_ONCE:
             raise UnavailableError(
                 f"the source folder {self.shown} cannot be looked at ({ended.reason()}); is its mount alive?"

@@ -70,14 +70,14 @@ class Source(Generic[L]):
             write_receipt(self.layout, change.receipt)
             self.state.take(change.receipt)
         if change.event:
-            self.events.record(change.event, level=change.level, **change.fields)
+            self.events.record(change.event, **change.fields)
         return change.answer
 
     def warn_once(self, event: str, path: str, reason: str, *about: str) -> None:
         """Records a warning once per event, path and `about`."""
         if (event, path, *about) not in self._warned:
             self._warned.add((event, path, *about))
-            self.events.record(event, level="warning", path=path, reason=reason)
+            self.events.record(event, path=path, reason=reason)
 
     def take_listing(
         self, listed: Mapping[str, L], selected: Mapping[str, L], where: str, held: Collection[str] = ()
@@ -100,10 +100,10 @@ class Source(Generic[L]):
         new = sorted(set(gone) - self._vanished)
         self._vanished = set(gone)
         for path in new[:VANISHED_SHOWN]:
-            self.events.record("source_vanished", level="warning", path=path, reason=reason)
+            self.events.record("source_vanished", path=path, reason=reason)
         if (more := len(new) - VANISHED_SHOWN) > 0:
             said = f"{more} more files are not listed any more"
-            self.events.record("source_vanished", level="warning", path="", reason=said)
+            self.events.record("source_vanished", path="", reason=said)
 
     def take_foreign(self, foreign: Sequence[str], count: int) -> None:
         """Records another client's unfinished files when their number changes."""

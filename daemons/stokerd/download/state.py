@@ -53,7 +53,6 @@ class Pauses:
         *,
         until: float | None = None,
         about: str = "",
-        level: str = "warning",
         **fields: Any,
     ) -> None:
         """Starts or extends a pause; without `until` each try waits longer.
@@ -67,7 +66,7 @@ class Pauses:
         self._all[subject] = Pause(reason, until)
         if math.isfinite(until):
             fields["retry_in_s"] = round(max(0.0, until - time.monotonic()), 1)
-        self._alerts.raise_(alert, about, level=level, reason=reason, **fields)
+        self._alerts.raise_(alert, about, reason=reason, **fields)
 
     def end(self, subject: Subject, event: str = "", **fields: Any) -> None:
         """Ends a pause, if there is one, and records its end event."""

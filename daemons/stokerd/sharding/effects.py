@@ -85,7 +85,7 @@ class StartOver:
 
     source: Source
     reason: str
-    level: str = "info"
+    level: str = ""  # "": the register's
     size: int | None = None
     sha256: str | None = None
 
@@ -127,15 +127,14 @@ class SetDemand:
 @dataclass(frozen=True)
 class Event:
     word: str
-    level: str
     fields: Mapping[str, Any]
 
     def apply(self, to: Effects) -> None:
-        to.events.record(self.word, level=self.level, **self.fields)
+        to.events.record(self.word, **self.fields)
 
 
-def event(word: str, level: str = "info", **fields: Any) -> Event:
-    return Event(word, level, fields)
+def event(word: str, **fields: Any) -> Event:
+    return Event(word, fields)
 
 
 @dataclass(frozen=True)
@@ -144,11 +143,10 @@ class Alert:
 
     word: str
     about: str = ""
-    level: str = "warning"
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, to: Effects) -> None:
-        to.alerts.raise_(self.word, self.about, level=self.level, **self.fields)
+        to.alerts.raise_(self.word, self.about, **self.fields)
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,7 @@ class OpenFinding:
     def apply(self, to: Effects) -> None:
         folder = open_folder(to.layout.quarantine, "parquet", self.name, self.reason)
         about = {key: value for key, value in self.reason.items() if key != "sha256"}
-        to.events.record("source_quarantined", level="warning", folder=str(folder), **about)
+        to.events.record("source_quarantined", folder=str(folder), **about)
         to.state.records.quarantine.read_soon()
 
 

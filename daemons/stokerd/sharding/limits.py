@@ -95,7 +95,7 @@ class Memory:
         before = self.read_less(path, attempt.rows + 1)
         if before < self.needs[path] == ALONE:
             words = f"it is built alone, once more than {format_bytes(self._hard)} are to spare"
-            self._events.record("source_waits_for_memory", level="warning", path=path, reason=words)
+            self._events.record("source_waits_for_memory", path=path, reason=words)
         return None
 
     def read_less(self, path: str, need: int) -> int:
@@ -115,9 +115,9 @@ class Memory:
         if self.ladder.paused and not before.paused:
             need = format_bytes(ROOMY * self._soft)
             self.why = f"one builder in the smallest batches ran out of memory; waits for {need}"
-            self._events.record("memory_paused", level="error", reason=f"{reason}; {self.why}")
+            self._events.record("memory_paused", reason=f"{reason}; {self.why}")
         elif self.ladder.step != before.step:
-            self._events.record("memory_ladder_down", level="warning", reason=reason, **self.shown())
+            self._events.record("memory_ladder_down", reason=reason, **self.shown())
 
     # Looking
 
@@ -172,7 +172,7 @@ class Pauses:
         if self._begin(place, f"{job.name}: {reason}"):
             reason = f"{reason}; free some space: it continues by itself"
             about: dict[str, Any] = {"place": place, "activity": job.kind, "path": job.subject}
-            self._events.record("disk_full", level="error", **about, reason=reason)
+            self._events.record("disk_full", **about, reason=reason)
 
     def disk_works(self, place: Place | None) -> None:
         """Ends a disk's pause after a durable write there, unless the write may predate the failure."""
@@ -185,7 +185,7 @@ class Pauses:
         """Pauses all staging after a failure to read the folder: otherwise each file would fail in turn."""
         self.retries.retry_in(SOURCE, min(self.retries.failed(SOURCE), SOURCE_RETRY_S))
         if self._begin("source", reason):
-            self._events.record("staging_paused", level="warning", reason=reason)
+            self._events.record("staging_paused", reason=reason)
 
     def source_answered(self) -> None:
         self.retries.succeeded(SOURCE)

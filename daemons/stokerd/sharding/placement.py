@@ -71,7 +71,7 @@ class Placement:
         except DataError as error:
             self._is_damaged = True
             reason = f"{error}; until then no shard set leaves hot"
-            yield Alert("plan_unreadable", level="error", fields={"reason": reason})
+            yield Alert("plan_unreadable", fields={"reason": reason})
         else:
             self._is_damaged = False
             yield AlertOver("plan_unreadable")

@@ -56,7 +56,7 @@ def take(state: State, action: Action) -> Iterator[Effect]:
     elif action.kind == "give_up_content":
         word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
         yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))
-        yield event(word, "error", path=path, reason=why)
+        yield event(word, path=path, reason=why)
     elif action.kind == "duplicate":
         yield Write(source.moved("duplicate", reason=f"same content as {action.of}"))
         if source.state in ("staged", "building"):
@@ -95,7 +95,6 @@ def _keep_former(state: State, source: Source) -> Iterator[Effect]:
     yield Write(replace(source, path=name, former=source.path, formers=()))
     yield event(
         "source_changed_after_build",
-        "warning",
         path=source.path,
         former=name,
         sha256=state.records.receipts[source.path].sha256,
@@ -195,4 +194,4 @@ def _forget_copies(state: State) -> Iterator[Effect]:
     if copied:
         again = sum(source.evicted for source in copied)
         advice = f"{again} shard sets were there only and are built again; or set warm again"
-        yield event("warm_forgotten", "warning", sets=len(copied), message=advice)
+        yield event("warm_forgotten", sets=len(copied), message=advice)

@@ -147,7 +147,7 @@ class Effects:
         left, state = action.left, self.run.state
         if not state.is_reported:
             pids = [process.pid for process in left.processes]
-            self.run.events.record("leftovers_found", "warning", pids=pids, guarded=left.is_guarded)
+            self.run.events.record("leftovers_found", pids=pids, guarded=left.is_guarded)
         for process in left.processes if action.signal else ():
             signal_process(process, getattr(signal, f"SIG{action.signal}"))
         self.run.change(is_reported=True, is_term_sent=state.is_term_sent or bool(action.signal))
@@ -178,7 +178,7 @@ class Effects:
         if why:
             run.store.change(state="failed", reason=why)
             run.change(doing=f"failed: {why}")
-            run.events.record("run_failed", "error", message=why, exit_code=action.exit_code)
+            run.events.record("run_failed", message=why, exit_code=action.exit_code)
 
     # Proving
 

@@ -72,7 +72,7 @@ def _note_tokens(run: Run, vocab_size: int) -> None:
     if why := unusual_tokens(train, vocab_size):
         ratio = round(train.tokens_per_parameter(vocab_size), 2)
         words = {"tokens_per_parameter": ratio, "parameters": train.model.parameters(vocab_size)}
-        run.events.record("tokens_per_parameter_unusual", "warning", **words, message=why)
+        run.events.record("tokens_per_parameter_unusual", **words, message=why)
 
 
 def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:

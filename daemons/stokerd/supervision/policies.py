@@ -41,7 +41,7 @@ def halt(run: Run, reason: str, kind: str = "", **changes: Any) -> None:
     about = remedy(ExitClass(kind) if kind else None, is_foreign=run.is_foreign)
     run.store.change(**changes, **run.store.halted(reason, kind, about))
     words = {"class": kind, "remedy": about, "step": run.at.step}
-    run.events.record("run_halted", "error", message=reason, **words)
+    run.events.record("run_halted", message=reason, **words)
 
 
 def answer(run: Run, action: AnswerEnd) -> None:
@@ -67,7 +67,7 @@ def answer(run: Run, action: AnswerEnd) -> None:
     if response.micro_batch is not None:
         sizes = {"before": run.state.trainer and run.state.trainer.evidence.micro_batch}
         sizes |= {"micro_batch": response.micro_batch}
-        run.events.record("micro_batch_lowered", "warning", step=run.at.step, **sizes)
+        run.events.record("micro_batch_lowered", step=run.at.step, **sizes)
 
 
 def fork_body(run: Run, fork: Fork) -> dict[str, Any]:
@@ -84,5 +84,5 @@ def set_aside(run: Run) -> None:
     if run.checkpoints.path(name).exists():
         moved = run.checkpoints.reject(name, "suspect: it is whole, and two launches could not load it")
         words = {"moved_to": str(moved.place), "dropped": list(moved.dropped)}
-        run.events.record("checkpoint_suspect", "warning", path=f"checkpoints/{name}", **words)
+        run.events.record("checkpoint_suspect", path=f"checkpoints/{name}", **words)
     run.store.change(suspect=None, suspects=sorted({*record.suspects, f"{name}-{mark}"}))

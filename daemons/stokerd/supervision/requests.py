@@ -61,7 +61,7 @@ class Requests:
             return {"refused": f"the run {'is ' + record.state if record else 'has not begun'}"}
         if record.paused is None:
             run.store.pause(request.by)
-            self.events.record("run_paused", "warning", by=request.by, step=run.at.step)
+            self.events.record("run_paused", by=request.by, step=run.at.step)
         return {"paused": True, "trains": run.state.live is not None}
 
     def _resume(self, request: Request) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ class Rollbacks:
         """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile."""
         run = self.run
         if restored := rollback.restore_lost(run.layout):
-            self.events.record("timelines_restored", "warning", forks=restored, source="checkpoints")
+            self.events.record("timelines_restored", forks=restored, source="checkpoints")
         timelines = run.accounts.timelines()
         if abandoned(find_checkpoints(run.layout.checkpoints), ancestry(timelines)):
             self._report_moved(timelines.forks[-1], rollback.finish(run.layout, run.pipeline.quarantine))
@@ -108,7 +108,7 @@ class Rollbacks:
                 moved = self._make(fork)
                 outcome = rollback.outcome_of(fork, run.planner.plan, moved.names)
                 words = {key: value for key, value in outcome.items() if key != "moved"}
-                self.events.record("rolled_back", "warning", **words, reason=fork.reason, request=request.id)
+                self.events.record("rolled_back", **words, reason=fork.reason, request=request.id)
         except (RollbackRefused, DataError, Transient) as refusal:
             is_made, outcome = False, self._refused(request, refusal)
         self.box.finish(request, outcome)
@@ -124,15 +124,13 @@ class Rollbacks:
                 fork = self._decided(ask)
                 self._make(fork, halted=run.store.begun.halted)
         except (RollbackRefused, DataError, Transient) as refusal:
-            self.events.record("rollback_refused", "warning", request=ask.request, message=str(refusal))
+            self.events.record("rollback_refused", request=ask.request, message=str(refusal))
             run.store.change(fork=None)
             return False
         run.store.change(fork=None)
         windows = rollback.skipped_windows(run.planner.plan, fork.skip)
         words = {"timeline": fork.number, "to": fork.from_step, "windows": windows}
-        self.events.record(
-            "windows_skipped" if fork.skip else "rolled_back", "warning", **words, reason=fork.reason
-        )
+        self.events.record("windows_skipped" if fork.skip else "rolled_back", **words, reason=fork.reason)
         return True
 
     def _make_of_horizon(self) -> bool:
@@ -145,10 +143,9 @@ class Rollbacks:
             self._make(self._decided(Ask(to, reason=f"longer horizon: {steps} steps")))
         except (RollbackRefused, DataError, Transient) as refusal:
             message = f"it goes on from step {left}, whose learning rate has decayed: {refusal}"
-            self.events.record("milestone_missing", "warning", step=to, steps=steps, message=message)
+            self.events.record("milestone_missing", step=to, steps=steps, message=message)
             return False
-        message = "the steps of the old decay are given up, and made again at the full rate"
-        self.events.record("horizon_longer", "warning", step=to, left=left, steps=steps, message=message)
+        self.events.record("horizon_longer", step=to, left=left, steps=steps)
         return True
 
     def _make(self, fork: Timeline, halted: Mapping[str, Any] | None = None) -> Moved:
@@ -219,11 +216,11 @@ class Rollbacks:
         return next((one for one in found if one.step == step), None)
 
     def _refused(self, request: Request, refusal: Exception) -> dict[str, Any]:
-        self.events.record("rollback_refused", "warning", request=request.id, message=str(refusal))
+        self.events.record("rollback_refused", request=request.id, message=str(refusal))
         return {"refused": str(refusal)}
 
     def _report_moved(self, fork: Timeline, moved: Moved) -> None:
         self.run.checkpoints.forget_missing()
         if moved.names or moved.dropped:
             words = {"names": list(moved.names), "dropped": list(moved.dropped)}
-            self.events.record("checkpoints_abandoned", "warning", timeline=fork.parent, **words)
+            self.events.record("checkpoints_abandoned", timeline=fork.parent, **words)

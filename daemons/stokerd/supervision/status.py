@@ -119,9 +119,7 @@ class Status:
             doing = waiting_words(run.planner.why) if waits else "training"
         wait = run.accounts.wait
         if wait.note(doing if waits else "", now):
-            message = "no step is made until it is there; stoker status shows what download and shards do"
-            words = {"waiting_for": wait.what, "since": wait.since, "message": message}
-            run.events.record("data_wait", "warning", **words)
+            run.events.record("data_wait", waiting_for=wait.what, since=wait.since)
         copying = mirror_job.copy.step if isinstance(mirror_job, CopyToMirror) else None
         shown = snapshot(run, doing, is_ending=is_ending, copying=copying)
         self._count_tokens(shown["launch"], shown["tokens"] or 0)

@@ -110,7 +110,7 @@ class Reserve:
             unlink_durably(self._path)
         if given and not self.spent:
             self.spent = True
-            self._events.record("state_disk_full", level="error", reason=reason)
+            self._events.record("state_disk_full", reason=reason)
         return given
 
     def look(self) -> None:
@@ -251,7 +251,7 @@ class DaemonContext:
     def set_aside(self, file: Path, error: RecordDamaged) -> None:
         """Moves a damaged record into quarantine and records an event."""
         place = set_aside(file, self.layout.quarantine, "damaged", str(error))
-        self.events.record("record_damaged", level="error", path=str(file), moved_to=str(place))
+        self.events.record("record_damaged", path=str(file), moved_to=str(place))
 
     def write_runtime_files(self, metrics: str) -> None:
         """Writes the target file, by which Prometheus scrapes `metrics` (host:port), and the first status."""

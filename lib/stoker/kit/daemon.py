@@ -168,7 +168,7 @@ def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
             loop = _crash_loop(context)
             context.events.record("daemon_started", pid=os.getpid(), once=context.once)
             if loop is not None:
-                context.events.record("daemon_crash_loop", "error", message=str(loop), ends=loop.ends)
+                context.events.record("daemon_crash_loop", message=str(loop), ends=loop.ends)
         else:
             context.events.record("reloaded", version=context.version, **before.daemon["event"])
         _look_at_unit(context)
@@ -186,7 +186,7 @@ def _look_at_unit(context: DaemonContext) -> None:
         file = context.pipeline.file
         remedy = f"run `stoker units {file} --write`, then systemctl daemon-reload, and restart this unit"
         message = f"the unit's drop-in is not what {file} asks for; {remedy}"
-        context.events.record("unit_differs", "warning", path=str(path), lines=lines, message=message)
+        context.events.record("unit_differs", path=str(path), lines=lines, message=message)
 
 
 def _work(work: Work, context: DaemonContext) -> int:
@@ -196,12 +196,12 @@ def _work(work: Work, context: DaemonContext) -> int:
         code = work(context)
     except StokerError as error:
         code = error.exit_code
-        context.events.record("daemon_failed", "error", message=str(error), exit_code=code)
+        context.events.record("daemon_failed", message=str(error), exit_code=code)
     except Exception as error:  # noqa: BLE001 - a bug: its stack into the log, and systemd starts us again
         code = os.EX_SOFTWARE
         context.log.write("error", "daemon_traceback", "".join(traceback.format_exception(error)), {})
         said = f"{type(error).__name__}: {error}; this is a bug, the log holds its traceback"
-        context.events.record("daemon_failed", "error", message=said, exit_code=code)
+        context.events.record("daemon_failed", message=said, exit_code=code)
     else:
         context.events.record("daemon_stopped", exit_code=code)
     context.notifier.stopping()

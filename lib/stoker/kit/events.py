@@ -25,7 +25,7 @@ from stoker.store.record import as_text, utc_now
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
 ROUTINE_S = 60.0  # between two routine lines in the journal
 REPEAT_S = 300.0  # between two events of one lasting problem
-PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}  # syslog(3)
+PRIORITIES = {"info": 6, "warning": 4, "error": 3, "critical": 2}  # syslog(3)
 _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 
 
@@ -78,7 +78,7 @@ class Log:
 
     def _to_journal(self, level: str, event: str, text: str, fields: Mapping[str, Any]) -> bool:
         assert self._journal is not None
-        if event in REGISTER and REGISTER[event].is_routine and level in ("debug", "info"):
+        if event in REGISTER and REGISTER[event].is_routine and level == "info":
             now = time.monotonic()
             if now - self._routine_at < ROUTINE_S:
                 self._held[event] += 1
@@ -113,8 +113,12 @@ class Events:
         self._seq = 0
         self._failing = False
 
-    def record(self, event: str, level: str = "info", **fields: Any) -> None:
-        """Writes the event to the file, the log and the counters; `message` is its sentence for people."""
+    def record(self, event: str, **fields: Any) -> None:
+        """Writes the event to the file, the log and the counters; `message` is its sentence for people.
+
+        `level` is given where it is not the register's.
+        """
+        level = fields.pop("level", "") or (REGISTER[event].level if event in REGISTER else "info")
         fields = {name: as_text(value) if isinstance(value, str) else value for name, value in fields.items()}
         shown = dict(fields)
         self._log.write(level, event, str(shown.pop("message", "")), shown)
@@ -157,9 +161,7 @@ class Alerts:
         self._at: dict[tuple[str, str], float] = {}
         self._standing: set[tuple[str, str]] = set()
 
-    def raise_(
-        self, event: str, about: str = "", *, level: str = "warning", repeat: bool = True, **fields: Any
-    ) -> None:
+    def raise_(self, event: str, about: str = "", *, repeat: bool = True, **fields: Any) -> None:
         """Records the event unless it is recent, or the alert is already raised and `repeat` is False."""
         key, now = (event, about), time.monotonic()
         if now - self._at.get(key, -self._repeat_s) < self._repeat_s:
@@ -167,7 +169,7 @@ class Alerts:
         if repeat or key not in self._standing:
             self._at[key] = now
             self._standing.add(key)
-            self._events.record(event, level=level, **fields)
+            self._events.record(event, **fields)
 
     def clear(self, event: str, about: str = "", *, tell: str = "", **fields: Any) -> None:
         """Ends an alert, and records the event `tell` if the alert was recorded."""

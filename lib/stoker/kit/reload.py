@@ -47,8 +47,7 @@ class Reload:
     def refuse(self, reason: str) -> None:
         """Records that the daemon goes on as it is."""
         self._passed = None
-        message = "nothing has changed; the daemon goes on with the file and the code that it began with"
-        self._context.events.record("reload_refused", "warning", reason=reason, message=message)
+        self._context.events.record("reload_refused", reason=reason)
         self._context.notifier.ready()
 
     def _begin(self) -> None:

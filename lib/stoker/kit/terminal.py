@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.config.units import format_bytes, format_count, format_duration
+from stoker.kit.event_words import REGISTER
 
 STDERR = 2
 ERASE, ROW_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"  # erase this row; go up and erase that row: ECMA-48
@@ -35,72 +36,42 @@ AS_USUAL = (("dropped", 0), ("exit_code", 0))  # fields not worth showing
 _UNIT = re.compile("_bytes$|(?<!_per)_s$")  # dropped from a field's name: the value is shown with its unit
 _OPTIONAL = re.compile(r"\[([^][]*)\]")
 
-# The everyday events; any other event, and an event without a field that its sentence names, gets the generic
-# form. {field} is the field formatted for a person, {field:noun} a number of nouns; [...] is left out where
-# one of its fields is missing.
+# The everyday events; any other event, and an event without a field that its sentence names, gets the
+# headline that the register has for its word, and its fields. {field} is the field formatted for a person,
+# {field:noun} a number of nouns; [...] is left out where one of its fields is missing.
 SENTENCES = {
-    "bits_end_here": "from step {step} on the bits of the run are those of other numerics: {message}",
-    "checkpoint_failed": "no checkpoint is sealed[ at step {step}]: {message}",
-    "checkpoint_fetched": "checkpoint of step {step} is copied back from the mirror: {message}",
     "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
     "checkpoint_proven": "checkpoint of step {step} is proven whole",
-    "checkpoint_refused": "{message}",
     "checkpoint_restored": "{path} is what was proven of it again[; what lay there is {aside}]",
-    "checkpoint_quarantined": "{path} set aside: {reason}; {message}",
-    "checkpoint_suspect": "{path} could not be loaded twice and is set aside in {moved_to}",
-    "content_gone": "{path} is lost for good: {reason}",
-    "daemon_failed": "the daemon ended with an error: {message}",
     "daemon_ready": "{message}",
-    "daemon_started": "started, pid {pid}",
-    "daemon_stopped": "stopped[ with exit code {exit_code}]",
-    "data_wait": "training waits for data since {since}: {waiting_for}; {message}",
+    "data_wait": "training waits for data since {since}: {waiting_for}",
     "dataset_complete": "dataset {dataset} is complete: {files:file}",
     "dataset_pinned": "dataset {dataset} version {version} begins: tokenizer with {vocab_size:token}",
-    "disk_full": "the disk is full[ ({place})]: {reason}",
-    "disk_has_room": "there is room again on {place}",
     "download_anew": "{path} is fetched from its beginning again, {bytes} dropped: {reason}",
     "download_failed": "{path} did not come: {reason}; next try in {retry_in_s}",
     "download_given_up": "{path} is given up: {reason}; next try in {retry_in_s}",
     "download_mismatch": "{path} came with wrong content ({found}, not {expected}) and is fetched again",
-    "download_resumed": "files are fetched again; before: {reason}",
     "download_retry": "{path}: {reason}; next try in {retry_in_s}",
-    "downloads_go_on": "files come again",
-    "downloads_wait": "nothing comes, {files:file} waiting: {reason}; next try in {retry_in_s}",
     "drained": "{message}",
-    "external_available": "the trainer's directory can be used again",
-    "external_set_aside": "moved aside before the launch: {aside}; {message}",
-    "external_unavailable": "{message}",
     "file_reverified": "{path} verified again[, {size}]",
     "file_unproven": "{path} is here, {size}, but not proven: {reason}",
     "file_verified": "{path} verified, {size}",
-    "gpu_driver_absent": "no NVIDIA driver here: {reason}",
-    "gpu_lost": "GPU {gpu} ({uuid}) is gone from the bus: {message}",
-    "gpu_sampler_failed": "the GPUs cannot be sampled: {reason}; {message}",
-    "gpu_xid": "GPU {gpu} reports Xid {xid} ({class})",
-    "horizon_longer": "the run goes back from step {left} to {step} for its {steps} steps: {message}",
     "listing_complete": "all {files:file} of the source verified",
-    "loss_diverged": "the loss diverges: {loss} at step {step}, {median} before; {message}",
-    "loss_plateau": "the loss stands still at {median} since step {first}: {message}",
+    "loss_diverged": "the loss diverges: {loss} at step {step}, {median} before",
+    "loss_plateau": "the loss stands still at {median} since step {first}",
     "loss_recovered": "the {of} of the loss from step {first} on is over[: {message}]",
-    "loss_spike": "the loss jumps: {loss} at step {step}, {median} before; {message}",
-    "micro_batch_halved": "memory is short: after step {step} passes of {micro_batch}, not {before} windows",
-    "micro_batch_lowered": "memory ran out: passes of {micro_batch}, not {before} windows from now on",
-    "milestone_missing": "the run has {steps} steps now; {message}",
+    "loss_spike": "the loss jumps: {loss} at step {step}, {median} before",
     "parallelism_changed": "{what}: {to} instead of {from}: {reason}",
     "plan_grown": "{windows:window} planned, of epoch {epoch}",
     "progress": "{message}",
-    "reload_refused": "the reload is refused: {reason}; {message}",
     "reloaded": "begun again in place, version {version} after {version_before}; changed: {changed}",
     "rollback_asked": "rollback to step {to} asked for[ by {by}][: {reason}]",
     "rolled_back": "rolled back to step {to}[: {reason}]",
-    "run_failed": "the run failed: {message}",
     "run_finished": "the run is finished[ at step {step}]: {message}",
     "run_halted": "the run is halted: {message}; {remedy}",
     "run_paused": "the run is paused[ by {by}]",
     "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
     "[, {eta_s} left]",
-    "run_resumed": "the run goes on: {message}",
-    "shard_set_damaged": "shard set of {path} is damaged: {reason}; {message}",
     "shard_set_evicted": "{path} left the fast disk, {bytes}",
     "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",
     "shard_set_synced": "{path} copied to the big disk, {bytes}",
@@ -111,17 +82,12 @@ SENTENCES = {
     "source_proven": "{path} built: {tokens:token} of {documents:document}[, {dropped:row} dropped]",
     "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
     "[: {detail}]",
-    "speed_recovered": "the trainer is as fast as usual again: {tokens_per_s} tokens/s",
-    "spike_left_alone": "the spike of step {first} is left alone: {reason}",
-    "start_gate_open": "training may begin: {message}",
     "stopped_early": "training ends at step {step}: {evaluations:evaluation} in a row "
     "without a gain on {best} of step {best_step}",
-    "storage_trouble": "{message}",
     "tokenizer_training": "the tokenizer is trained on {files:file}",
     "trainer_exited": "the trainer ended at step {step}: {message}",
     "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
     "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
-    "trainer_stop_asked": "the trainer is asked to save and end",
     "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",
     "training_slow": "the trainer is slow: {tokens_per_s} tokens/s, {usual} usually; {data_wait_share} of it "
@@ -251,7 +217,10 @@ def _number(name: str, value: float) -> str:
 
 
 def sentence(event: Mapping[str, Any]) -> str:
-    """Returns the event as one line that is safe for a terminal: file names may hold line breaks."""
+    """Returns the event as one line that is safe for a terminal: file names may hold line breaks.
+
+    What is wrong and says no more of itself is followed by what the register says it means.
+    """
     word = str(event.get("event"))
     fields = {
         name: _Words(name, value)
@@ -263,6 +232,9 @@ def sentence(event: Mapping[str, Any]) -> str:
         text = template.format_map(fields)
     except KeyError:
         text = _generic(word, fields)
+    if word in REGISTER and REGISTER[word].level != "info" and not fields.keys() & set(MEANING):
+        means = re.sub(r"\{(\w+)\}", lambda named: str(fields.get(named[1], named[1])), REGISTER[word].means)
+        text = f"{text}. {means}"
     return harmless(cut_sums(text))
 
 
@@ -272,7 +244,8 @@ def _filled(part: str, fields: Mapping[str, _Words]) -> str:
 
 
 def _generic(word: str, fields: Mapping[str, _Words]) -> str:
-    text = word.replace("_", " ") + (f" {fields['path']}" if "path" in fields else "")
+    text = REGISTER[word].subject if word in REGISTER else word.replace("_", " ")
+    text += f": {fields['path']}" if "path" in fields else ""
     meaning = "; ".join(str(fields[name]) for name in reversed(MEANING) if name in fields)
     rest = [
         f"{_UNIT.sub('', name).replace('_', ' ')} {value}"

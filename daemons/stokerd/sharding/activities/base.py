@@ -101,7 +101,7 @@ def try_again(
     if source != state.sources[source.path]:
         yield Write(source)
     about = {"row_group": job.facts.row_group, "retry_in_s": round(wait_s, 1)}
-    yield event(f"{job.kind}_failed", "warning", path=source.path, reason=reason, **about)
+    yield event(f"{job.kind}_failed", path=source.path, reason=reason, **about)
 
 
 def end_once(state: State, subject: str, error: StokerError) -> None:
@@ -129,7 +129,7 @@ def dispute_receipt(state: State, source: Source, receipt: Receipt | None) -> It
 def reject_set(state: State, source: Source, reason: str) -> Iterator[Effect]:
     """Marks the set at the source's target for quarantine, which begins once no record claims the set."""
     state.records.convicted[source.path] = Finding(SET_INVALID, reason)
-    yield event("shard_set_invalid", "error", path=source.path, reason=reason)
+    yield event("shard_set_invalid", path=source.path, reason=reason)
     if source.state in PUBLISHED:
         yield from set_gone(state, source, f"its shard set on hot is wrong: {reason}")
 
@@ -143,14 +143,14 @@ def set_gone(state: State, source: Source, reason: str) -> Iterator[Effect]:
         return
     yield Write(replace(source, evicted=True, evicting=False))
     reason = f"{reason}; its copy on warm is there"
-    yield event("shard_set_lost", "warning", path=source.path, key=key, reason=reason)
+    yield event("shard_set_lost", path=source.path, key=key, reason=reason)
 
 
 def copy_lost(source: Source, reason: str) -> Iterator[Effect]:
     """Records that the copy of a set on hot is missing or wrong, so that the set is copied again."""
     yield Write(source.moved("proven", on_warm=False, evicting=False))
     about = {"path": source.path, "key": source.key16}
-    yield event("warm_copy_lost", "warning", **about, reason=f"{reason}; it is copied again")
+    yield event("warm_copy_lost", **about, reason=f"{reason}; it is copied again")
 
 
 @dataclass(frozen=True, kw_only=True)

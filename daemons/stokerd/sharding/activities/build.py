@@ -63,7 +63,7 @@ def _is_fast(state: State, source: Source) -> bool:
 
 def _engine_refused(source: Source, reason: str) -> Effect:
     """Returns the event that a file is built with the reference engine."""
-    return event("engine_refused", "warning", path=source.path, used=HF_TOKENIZERS, reason=reason)
+    return event("engine_refused", path=source.path, used=HF_TOKENIZERS, reason=reason)
 
 
 def _on_message(state: State, job: Job[BuildWork], message: Message) -> Iterator[Effect]:
@@ -107,7 +107,7 @@ def _not_built(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[
     is_further = _credit(state, job, source)
     match outcome.kind:
         case "recycled":  # a new worker continues at once; without any progress it reads smaller batches
-            yield event("worker_recycled", "debug", path=source.path, further=is_further)
+            yield event("worker_recycled", path=source.path, further=is_further)
             if not is_further:
                 memory.read_less(source.path, min(SMALLEST, job.facts.attempt.rows + 1))
                 reason = "its worker outgrew shard.memory.soft before it could commit"
@@ -181,7 +181,7 @@ def _set_back(state: State, job: Job[BuildWork], source: Source) -> Iterator[Eff
         "it begins again once there is more room"
     )
     figures["room_bytes"] = growth.limit
-    yield event("build_set_back", "warning", path=source.path, reason=reason, **figures)
+    yield event("build_set_back", path=source.path, reason=reason, **figures)
 
 
 BUILD = ShardActivity(

@@ -220,7 +220,7 @@ def _measured(state: State, disk: Disk) -> Iterator[Effect]:
     if disk.is_writable:
         yield AlertOver(word, tell="hot_writable" if is_hot else "")
         return
-    yield Alert(word, level="error" if is_hot else "warning", fields={"reason": disk.trouble})
+    yield Alert(word, fields={"reason": disk.trouble})
     if is_hot and state.context.once:
         raise UnavailableError(disk.trouble)
 

@@ -125,7 +125,7 @@ def _quarantined(state: State, job: Job[SourceWork], result: Message) -> Iterato
         yield Write(source.moved("quarantined", reason=finding.reason, column=finding.column))
         state.discard_build(source)
         about = {"path": source.path, "folder": str(result["folder"]), **finding.fields()}
-        yield event("source_quarantined", "warning", **about)
+        yield event("source_quarantined", **about)
     records.convicted.pop(source.path, None)
     state.retries.succeeded(source.path)
 

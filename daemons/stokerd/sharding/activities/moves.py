@@ -114,7 +114,7 @@ def on_moved(state: State, job: Job[SourceWork], result: Message) -> Iterator[Ef
 def keep_hot(source: Source, reason: str) -> Iterator[Effect]:
     """Cancels an eviction before any move: the set stays on hot and may be used again."""
     yield Write(replace(source, evicting=False))
-    yield event("eviction_cancelled", "warning", path=source.path, reason=reason)
+    yield event("eviction_cancelled", path=source.path, reason=reason)
 
 
 def _rotten(state: State, source: Source, reason: str) -> Iterator[Effect]:
@@ -122,7 +122,7 @@ def _rotten(state: State, source: Source, reason: str) -> Iterator[Effect]:
     state.records.rotten.add(str(source.key))
     yield StartOver(source, "its copy on warm is wrong, and no other is on record", "warning")
     key = source.key16
-    yield event("warm_copy_rotten", "error", path=source.path, key=key, reason=reason)
+    yield event("warm_copy_rotten", path=source.path, key=key, reason=reason)
 
 
 def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
@@ -138,7 +138,7 @@ def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator
     elif proof["verdict"] == "invalid":
         state.records.rotten.add(state.key(source))
         reason = f"{proof['reason']}; it is built again"
-        yield event("warm_copy_rotten", "error", path=source.path, reason=reason)
+        yield event("warm_copy_rotten", path=source.path, reason=reason)
     else:
         yield from _try_again(state, job, str(proof["reason"]))
 

@@ -258,7 +258,7 @@ def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[E
         case _:
             wait_s = round(state.retries.failed(f"{SUBJECT} {kept.name}"), 1)
             about = {"path": kept.path, "reason": outcome.reason}
-            yield event("revalidate_failed", "warning", **about, retry_in_s=wait_s)
+            yield event("revalidate_failed", **about, retry_in_s=wait_s)
             yield from _refuse(state, kept, f"it cannot be read now: {outcome.reason}", "unreadable")
 
 

@@ -160,7 +160,7 @@ class Pinning:
             if part.stayed and not self._is_stay_recorded:
                 self._is_stay_recorded = True
                 about = {"files": len(part.stayed), "first": part.stayed[0], "message": STAYED}
-                yield event("limit_below_slice", "warning", **about)
+                yield event("limit_below_slice", **about)
         elif listing is not None:  # keeps every path that reached its end, even if the listing dropped it
             ended = {one.path for one in sources.in_state(*TERMINAL)}
             files = {*listing.paths, *(ended | sources.formers.keys()) - sources.imported.keys()}
@@ -275,7 +275,7 @@ def _on_end(state: State, job: Job[TokenizerWork], outcome: Outcome) -> Iterator
     """Pins the dataset; or convicts undecodable files, disputes changed files, and trains again."""
     if not outcome.result:
         state.retries.failed(SUBJECT)
-        yield event("tokenizer_failed", "warning", reason=outcome.reason)
+        yield event("tokenizer_failed", reason=outcome.reason)
         if outcome.code == DataError.exit_code:
             raise DataError(f"tokenizer: {outcome.reason}")
         end_once(state, SUBJECT, UnavailableError(f"tokenizer: {outcome.reason}"))

@@ -134,7 +134,7 @@ class DataReadiness:
             reach = planner.reach(position, skips, batches * self.pipeline.train.global_batch)
             if not in_parts and reach is not None:
                 advice = "hot does not hold all that is planned from here; it is trained on in parts"
-                self.events.record("plan_in_parts", "warning", cold_sets=cold, message=advice)
+                self.events.record("plan_in_parts", cold_sets=cold, message=advice)
         self.needed = planner.needed(position, skips, upto=reach)
         return reach
 
@@ -157,14 +157,7 @@ class DataReadiness:
                 words |= {"epoch": entry.epoch, "windows": entry.windows}
             self.events.record("plan_grown", **words)
             if isinstance(entry, Passed) and entry.reason == MISSING:
-                self.events.record(
-                    "source_passed_over",
-                    "warning",
-                    path=entry.path,
-                    hold_s=self._policy.hold_s,
-                    message="the plan waited for it for plan.hold and continues without it; it joins the "
-                    "plan once it is a shard set. `stoker status` says what the other daemons know of it",
-                )
+                self.events.record("source_passed_over", path=entry.path, hold_s=self._policy.hold_s)
         proof = self.to_prove(self.planner.to_prove(now))
         self._rest_until = now + RESTS * (time.monotonic() - now)
         return proof
@@ -197,16 +190,13 @@ class DataReadiness:
         self.planner.not_proven(key, time.monotonic(), repair.backoff.next())
         if repair.request is None or read_outcome(layout, repair.request) is not None:
             repair.request = file_request(layout, STAGE_SHARD, "prove_set", {"key": key, "reason": why})
-            message = "the stage-shard loop is asked to restore it; what needs it waits"
             words = {"path": self.path(key), "key": key, "reason": why, "request": repair.request}
-            self.events.record("shard_set_damaged", "error", **words, message=message)
+            self.events.record("shard_set_damaged", **words)
 
     def _leave_out(self, key: str, why: str) -> None:
         self._rest_until = 0.0
         self.planner.not_proven(key, time.monotonic(), RETRY_S)
-        message = "it stays out of the plan and is tried again in a minute"
-        words = {"path": self.path(key), "reason": why, "message": message}
-        self.events.record("shard_set_not_proven", "warning", **words)
+        self.events.record("shard_set_not_proven", path=self.path(key), reason=why)
 
     def doubt(self, position: Position, skips: Sequence[Skip]) -> None:
         """Has the sets around a position proven again: the trainer found their data wrong."""

@@ -209,8 +209,7 @@ class ExternalCheckpoints:
             case "sealed":
                 run.events.record("checkpoint_sealed", **words)
             case "refused":
-                message = f"{words['path']} is not sealed: {words['reason']}"
-                run.events.record("checkpoint_refused", "warning", **words, message=message)
+                run.events.record("checkpoint_refused", **words)
             case "taken":
                 self._note({path: step for path, step in self._told.items() if path != words["told"]})
             case "trouble":
@@ -245,10 +244,9 @@ class ExternalCheckpoints:
             )
         words = {"path": result["path"], "aside": result["aside"], "dropped": result["dropped"]}
         if result["status"] == "restored":
-            run.events.record("checkpoint_restored", "warning", name=job.name, **words)
+            run.events.record("checkpoint_restored", name=job.name, **words)
         elif result["aside"]:
-            message = "the trainer must not take a state that is newer than the proven one, or half of one"
-            run.events.record("external_set_aside", "warning", **words, message=message)
+            run.events.record("external_set_aside", **words)
         run.change(is_restored=True)
         self._heard.clear()  # of the launch before, which may have been further
 

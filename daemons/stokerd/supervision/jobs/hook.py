@@ -122,7 +122,7 @@ class CheckpointHook:
                 f"killed by {signal_name(code - 128)}" if code > 128 else f"exit code {code}"
             )  # as a guard has it
             message = f"{how} after {seconds:.0f} s; it is not tried again for this checkpoint"
-            run.events.record("hook_failed", "warning", **facts, command=list(self.command), message=message)
+            run.events.record("hook_failed", **facts, command=list(self.command), message=message)
 
     def _forget(self, running: Running) -> int:
         """Reaps the guard, ended or not; returns its exit code."""

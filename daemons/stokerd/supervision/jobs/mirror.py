@@ -83,8 +83,7 @@ def _failed(run: Run, job: do.MirrorJob, reason: str) -> None:
     mirror, newest, now = mirror_of(run), run.newest, time.monotonic()
     run.counted.mirror_failures += 1
     if mirror.failed(job.kind, reason, now):
-        message = "training continues; it is tried again until it succeeds"
-        run.events.record("mirror_failed", "warning", doing=job.kind, reason=reason, message=message)
+        run.events.record("mirror_failed", doing=job.kind, reason=reason)
     if job.need == "try":
         problem = f"the mirror cannot be used now: {reason}; ask again later"
         run.change(look="failed", look_problem=problem)
@@ -95,7 +94,7 @@ def _failed(run: Run, job: do.MirrorJob, reason: str) -> None:
                 f"{has}, and warm may hold a newer checkpoint: the run waits for it. If warm is lost for "
                 "good, set train.checkpoint.mirror: false and start again"
             )
-            run.events.record("mirror_awaited", "warning", reason=reason, message=message)
+            run.events.record("mirror_awaited", reason=reason, message=message)
         doing = f"waiting for warm, which may hold a newer checkpoint ({has}): {reason}; trying"
         run.state = run.state.paused(mirror.retry_at - now, doing, now)
         run.change(is_warm_awaited=True)
@@ -116,7 +115,7 @@ def _listed(run: Run, job: do.ListMirror, result: Result) -> None:
     if result["timelines"] is not None:  # no trainer runs now
         lines = read_log(result["timelines"].encode())
         if lost := restore_timelines(run.layout.timelines, parse_timelines(lines, "the mirror's timelines")):
-            run.events.record("timelines_restored", "warning", forks=lost, source="mirror")
+            run.events.record("timelines_restored", forks=lost, source="mirror")
 
 
 def _copied(run: Run, copy: Mirrored, result: Result) -> None:
@@ -125,13 +124,12 @@ def _copied(run: Run, copy: Mirrored, result: Result) -> None:
         run.checkpoints.forget(name)
         run.change(proofs={one: run.state.proofs[one] for one in run.state.proofs if one != name})
         words = {"path": f"checkpoints/{name}", "reason": reason}
-        message = "it is proven again before anything is made of it"
-        run.events.record("mirror_source_differs", "warning", **words, message=message)
+        run.events.record("mirror_source_differs", **words)
         return
     mirror_of(run).copied(copy)
     run.events.record("checkpoint_mirrored", step=copy.step, path=f"checkpoints/{name}", copy=copy.name)
     if result["replaced"]:
-        run.events.record("mirror_copy_bad", "warning", copy=copy.name, replaced=True)
+        run.events.record("mirror_copy_bad", copy=copy.name, replaced=True)
 
 
 def _pruned(run: Run, names: list[str]) -> None:
@@ -148,18 +146,17 @@ def _fetched(run: Run, job: do.FetchCopy, result: Result) -> None:
     if result["state"] != "fetched":
         mirror_of(run).gone([copy.name])
         words = {"state": result["state"], "reason": result["reason"]}
-        run.events.record("mirror_copy_bad", "warning", copy=copy.name, **words)
+        run.events.record("mirror_copy_bad", copy=copy.name, **words)
         return
     proof, name = result["proof"], checkpoint_name(copy.step)
     words = {"step": copy.step, "path": f"checkpoints/{name}", "copy": copy.name}
-    message = "it was not whole, or not there, on this disk"
-    run.events.record("checkpoint_fetched", "warning", **words, message=message)
+    run.events.record("checkpoint_fetched", **words)
     if result["logs"]:
-        run.events.record("run_logs_restored", "warning", paths=result["logs"], source="mirror")
+        run.events.record("run_logs_restored", paths=result["logs"], source="mirror")
     if result["heldout"] == "brought":
-        run.events.record("heldout_restored", "warning", source="mirror")
+        run.events.record("heldout_restored", source="mirror")
     elif result["heldout"] in ("missing", "bad"):
-        run.events.record("heldout_lost", "error", message=f"the mirror's copy is {result['heldout']} too")
+        run.events.record("heldout_lost", message=f"the mirror's copy is {result['heldout']} too")
     run.checkpoints.proven(name, proof["body"], proof["digest"])
     if job.need == "try":  # for a rollback: retention must not remove it before the rollback is made
         run.checkpoints.kept.add(name)

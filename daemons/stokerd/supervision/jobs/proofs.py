@@ -38,19 +38,14 @@ def checkpoint_proved(run: Run, job: do.ProveCheckpoint, result: Result | None, 
         run.counted.quarantined += 1
         run.events.record(
             "checkpoint_quarantined",
-            "warning",
             path=path,
             reason=proof["reason"],
             moved_to=str(moved.place),
             dropped=list(moved.dropped),
-            message="it is not whole and is never resumed from; the one before it is used",
         )
     else:
         run.checkpoints.unreadable(name, now)
-        message = "neither trusted nor thrown away, and tried again; look at the disk"
-        run.events.record(
-            "checkpoint_unreadable", "warning", path=path, reason=proof["reason"], message=message
-        )
+        run.events.record("checkpoint_unreadable", path=path, reason=proof["reason"])
     if run.state.phase is Phase.PROVING:
         run.change(proofs={**run.state.proofs, name: proof["verdict"]})
 
@@ -109,6 +104,6 @@ def heldout_copied(run: Run, _: do.CopyHeldout, result: Result | None, reason: s
     if result is not None:
         run.change(heldout=Heldout(**result))
         return
-    run.events.record("heldout_failed", "warning", reason=reason)
+    run.events.record("heldout_failed", reason=reason)
     doing = "held-out windows could not be copied; trying"
     run.state = run.state.paused(HOLD_OUT_RETRY_S, doing, time.monotonic())

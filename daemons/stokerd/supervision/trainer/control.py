@@ -235,9 +235,9 @@ class TrainerControl:
             run.timings.save.observe(seconds)
         self._told += after.told
         for why in after.saves_failed:
-            run.events.record("checkpoint_failed", "warning", message=why, step=after.step)
+            run.events.record("checkpoint_failed", message=why, step=after.step)
         for why in after.saves_in_place:
-            run.events.record("checkpoint_in_place", "warning", message=why, step=after.step)
+            run.events.record("checkpoint_in_place", message=why, step=after.step)
         if after.view.val_loss != before.view.val_loss:
             self._look_for_memorization(after)
         run.counted.nonfinite += after.view.nonfinite - before.view.nonfinite
@@ -252,7 +252,7 @@ class TrainerControl:
         gap = newest_gap(read_tail(self.run.layout.metrics), trainer.launch.timeline)
         if gap is not None and gap.is_suspected(epoch=epoch, told=self._told_gap):
             self._told_gap = gap.nats
-            self.run.events.record("memorization_suspected", "warning", **gap.words(epoch))
+            self.run.events.record("memorization_suspected", **gap.words(epoch))
 
     def suspect(self, action: Suspect) -> None:
         """Records that the trainer shows no progress, or, without a reason, that it does again."""
@@ -266,7 +266,7 @@ class TrainerControl:
         trainer, guarded = self._running()
         launch = trainer.launch.launch
         if action.kill_guard:
-            self.run.events.record("guard_stuck", "error", launch=launch, pid=guarded.pid)
+            self.run.events.record("guard_stuck", launch=launch, pid=guarded.pid)
             guarded.kill()
         else:
             if action.hung:
@@ -283,12 +283,10 @@ class TrainerControl:
         run.accounts.interrupted()
         run.goodput.ended(trainer, exit_)
         run.counted.restarts[exit_.kind] += 1
-        level = "info" if exit_.kind in ("finished", "stopped_as_asked") else "warning"
         words = {"launch": trainer.launch.launch, "exit_class": str(exit_.kind), **trainer.evidence.body()}
-        if exit_.kind not in FORESEEN:
-            words |= self._printed(trainer)
+        words |= {"level": "info"} if exit_.kind in FORESEEN else self._printed(trainer)
         words |= {"step": trainer.step, "exit_code": action.exit_code}
-        run.events.record("trainer_exited", level, message=exit_.detail, **words)
+        run.events.record("trainer_exited", message=exit_.detail, **words)
         doing = f"the trainer ended: {exit_.detail}"
         if action.is_forgiven:
             with contextlib.suppress(StorageError):  # one launch more counts as fruitless

@@ -111,8 +111,8 @@ class Gpus:
             number = message["number"]
             gpu, kind = self.cards.erred(message, number)
             words = {"gpu": gpu, "xid": number, "class": kind}
-            level = "error" if kind == "hardware" else "warning"
-            self._alerts.raise_("gpu_xid", f"{gpu} {number}", level=level, **words)
+            words |= {} if kind == "hardware" else {"level": "warning"}
+            self._alerts.raise_("gpu_xid", f"{gpu} {number}", **words)
             return (number,) if kind == "hardware" else ()
         is_first = self.cards.expected is None
         tree = children_tree(trainer.guard.pid) if trainer is not None else ()
@@ -136,9 +136,7 @@ class Gpus:
             if card.is_present:
                 self._alerts.clear("gpu_lost", gpu, tell="gpu_back", gpu=gpu)
                 continue
-            message = "the driver does not reach the card; a restart of the machine may bring it back"
-            words = {"gpu": gpu, "uuid": card.uuid, "message": message}
-            self._alerts.raise_("gpu_lost", gpu, level="error", repeat=False, **words)
+            self._alerts.raise_("gpu_lost", gpu, repeat=False, gpu=gpu, uuid=card.uuid)
 
     def _ended(self, end: WorkerExit) -> None:
         now = time.monotonic()
@@ -148,7 +146,7 @@ class Gpus:
         elif self.cards.expected is None:
             self._start_at, self._up = now + ABSENT_S, None
             self._alerts.clear("gpu_sampler_failed")
-            self._alerts.raise_("gpu_driver_absent", level="info", repeat=False, reason=absent)
+            self._alerts.raise_("gpu_driver_absent", repeat=False, reason=absent)
             return
         else:
             self._failed(absent)
@@ -159,8 +157,7 @@ class Gpus:
     def _failed(self, reason: str) -> None:
         self._up = False
         self.cards.silenced()
-        message = "no figures of the GPUs until it works again; training goes on"
-        self._alerts.raise_("gpu_sampler_failed", repeat=False, reason=reason, message=message)
+        self._alerts.raise_("gpu_sampler_failed", repeat=False, reason=reason)
 
     def _judge_spill(self, trainer: Trainer) -> None:
         if trainer.launch.launch != self._launch:
@@ -173,6 +170,5 @@ class Gpus:
         if certainty is None or certainty in self._spilled:
             return
         self._spilled.add(certainty)
-        message = "tensors of the trainer lie in the machine's memory, which is slow; lower train.micro_batch"
         words = {"launch": self._launch, "step": trainer.step, "reserved_bytes": reserved_bytes}
-        self._events.record(f"gpu_spill_{certainty}", "warning", **words, cards=known, message=message)
+        self._events.record(f"gpu_spill_{certainty}", **words, cards=known)

@@ -50,10 +50,10 @@ class LaunchBook:
                 write_record(run.layout.launch, body)
                 self.body = body
             if step and before is not None and (changes := differences(before, numerics)):
-                run.events.record("bits_end_here", "warning", step=step, message="; ".join(changes))
+                run.events.record("bits_end_here", step=step, message="; ".join(changes))
             if before is not None and was_halved(before, numerics):
                 sizes = {"before": before["micro_batch"], "micro_batch": numerics["micro_batch"]}
-                run.events.record("micro_batch_halved", "warning", step=step, **sizes)
+                run.events.record("micro_batch_halved", step=step, **sizes)
         run.change(trainer=replace(trainer, numerics=()))
 
     def _body_of(self, launch: Launch) -> dict[str, Any]:
@@ -76,4 +76,4 @@ class LaunchBook:
         """Notes in the log of launches that the steps after this one have these settings."""
         line = launch_record.launched_body(body, resume_step=step, time=utc_now())
         if damage := launch_record.note_launch(self.run.layout.launches, line):
-            self.run.events.record("launch_log_damaged", "warning", message=damage[0])
+            self.run.events.record("launch_log_damaged", message=damage[0])

@@ -76,7 +76,7 @@ class TrainerOutput:
 
     def _tell_unread(self, message: str) -> None:
         self._unread_at = float("inf")
-        self._run.events.record("steps_unread", "warning", launch=self._launch.launch, message=message)
+        self._run.events.record("steps_unread", launch=self._launch.launch, message=message)
 
     def _write(self, datagrams: Sequence[bytes], now: float) -> None:
         with contextlib.suppress(OSError):  # a full disk: rows are missing, training goes on

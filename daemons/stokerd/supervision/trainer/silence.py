@@ -23,7 +23,7 @@ class SilenceRecorder:
         words = {"launch": trainer.launch.launch, "phase": trainer.view.phase, "reason": why}
         tree = children_tree(guard)
         processes = [line for line in stacks.of_kernel(tree) if not line.startswith(" ")]
-        self.run.events.record(event, "warning", step=trainer.step, processes=processes, **words)
+        self.run.events.record(event, step=trainer.step, processes=processes, **words)
         self._take_stacks(trainer, tree, why)
 
     def _take_stacks(self, trainer: Trainer, tree: Sequence[ProcessId], why: str) -> None:

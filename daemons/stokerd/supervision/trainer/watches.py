@@ -14,7 +14,7 @@ from stoker.observe.gpus import Cards
 from stoker.observe.machine import Pressure, PressureGauge
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import utc_now
-from stoker.supervise.health.loss_watch import Change, Episode, Kind, LossWatch
+from stoker.supervise.health.loss_watch import KINDS, Change, Episode, LossWatch
 from stoker.supervise.health.speed_watch import SpeedWatch
 from stoker.supervise.health.trainer_protocol import COUNTING
 from stoker.supervise.policy import Fork, answer_spike
@@ -28,22 +28,6 @@ PIECES = 4  # of the log, that a look may read: a log of 100 MB is known after t
 MEASURE_S = 60.0
 GAP_S = 10.0  # a longer time between two looks: the machine or this process did not run
 PRESSURES = ("cpu_some", "io_some", "memory_some", "steal", "idle_cpus")
-TOLD: Mapping[Kind, tuple[str, str]] = {  # level and message of the event
-    "spike": (
-        "warning",
-        "it may come back by itself; stoker batch shows what its steps read, stoker rollback --skip passes "
-        "it over",
-    ),
-    "diverged": (
-        "error",
-        "it will hardly come back by itself: stoker rollback to a checkpoint before it, and skip that data "
-        "or lower train.optimizer.lr",
-    ),
-    "plateau": (
-        "info",
-        "the last quarter of the run gained less than a thousandth of the loss",
-    ),
-}
 
 
 class Watches:
@@ -131,7 +115,7 @@ class Watches:
         evidence = {"micro_batch": speed.micro_batch, "data_wait_share": round(speed.data_wait_share, 3)}
         shares = vars(self._pressure) if self._pressure is not None else {}
         evidence |= {name: round(shares[name], 3) for name in PRESSURES if shares.get(name) is not None}
-        self.run.events.record("training_slow", "warning", **words, **evidence, gpus=cards.clocks())
+        self.run.events.record("training_slow", **words, **evidence, gpus=cards.clocks())
 
     def _tell(self, changes: list[Change], *, is_last: bool) -> None:
         """Tells each change or, after the log was read anew, the difference from what run.json has."""
@@ -144,7 +128,7 @@ class Watches:
         elif is_last:
             standing = self.loss.standing
             told = self.run.store.begun.watched
-            for kind in TOLD:
+            for kind in KINDS:
                 episode, before = standing.get(kind), told.get(kind)
                 if before is not None and (episode is None or episode.first != before["first"]):
                     self._tell_end(kind)
@@ -155,8 +139,7 @@ class Watches:
 
     def _tell_begin(self, episode: Episode) -> None:
         self._keep(episode.kind, episode.words())
-        level, message = TOLD[episode.kind]
-        self.run.events.record(f"loss_{episode.kind}", level, **episode.words(), message=message)
+        self.run.events.record(f"loss_{episode.kind}", **episode.words())
 
     def _tell_end(self, kind: str, **words: Any) -> None:
         before = self.run.store.begun.watched.get(kind, {})
@@ -188,4 +171,4 @@ class Watches:
         run.store.change(**changes)
         if isinstance(answer, str):
             words = {"step": spike.step, "first": spike.first, "reason": answer}
-            run.events.record("spike_left_alone", "warning", **words)
+            run.events.record("spike_left_alone", **words)

@@ -30,7 +30,7 @@ LABEL_WIDTH = 9
 # Already shown by the status line, or at the start and end of `stoker run` itself.
 MUTED = frozenset({"daemon_started", "daemon_stopped", "trainer_stop_asked"})
 # shown only in files and pipes
-ROUTINE = frozenset({"checkpoint_pruned", "file_released", "source_released"})
+ROUTINE = frozenset({"checkpoint_pruned", "file_released", "source_released", "worker_recycled"})
 # Seconds between two status lines of a daemon without live lines; the second value if only numbers differ.
 STATUS_S, FIGURES_S = 5.0, 60.0
 FIGURE = re.compile(r"\d[\d.,]*")
@@ -75,7 +75,7 @@ class Output:
         for event in self._events.new():
             daemon, word, level = event["daemon"], str(event.get("event")), str(event.get("level", "info"))
             is_shown = daemon in status and word not in MUTED
-            if is_shown and not (self._person and (level == "debug" or word in ROUTINE)):
+            if is_shown and not (self._person and word in ROUTINE):
                 self.say(level, sentence(event) if self._person else event_line(event), LABELS[daemon])
         if self._quiet:
             return

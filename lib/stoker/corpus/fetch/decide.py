@@ -142,7 +142,6 @@ class Change:
     receipt: Receipt | None = None
     event: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    level: str = "info"
     answer: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -173,13 +172,11 @@ def hashed(
             f"in its place, or take it as it is with stoker verify downloads --accept {file.path}"
         )
         details |= {"before": before.sha256, "reason": reason}
-        return Change(
-            replace(before, file=place, state="disputed", found=sha256), "source_rotten", details, "error"
-        )
+        return Change(replace(before, file=place, state="disputed", found=sha256), "source_rotten", details)
     receipt = Receipt(dataset, file.path, place, file.size, sha256, "", file.etag, "verified")
     if before is None or before.sha256 == sha256:
         return Change(receipt, "file_reverified" if before else "file_verified", details)
-    return Change(receipt, "source_changed", {**details, "before": before.sha256}, "warning")
+    return Change(receipt, "source_changed", {**details, "before": before.sha256})
 
 
 def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile, done: Said) -> Change:
@@ -193,7 +190,7 @@ def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile
         details["reason"] = (
             "it came without a length, and no sum is listed: nothing shows whether it is whole"
         )
-        return Change(receipt, "file_unproven", details, "warning")
+        return Change(receipt, "file_unproven", details)
     known = before is not None and before.sha256 == done.sha256
     return Change(receipt, "file_reverified" if known else "file_verified", details)
 
@@ -209,7 +206,7 @@ def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFil
 def listed_otherwise(receipt: Receipt) -> Change:
     """Returns the change that removes a file because other content is listed for it."""
     details = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
-    return Change(replace(receipt, state="releasing"), "source_changed", details)
+    return Change(replace(receipt, state="releasing"), "source_changed", {**details, "level": "info"})
 
 
 def removed(receipt: Receipt | None) -> Change:
@@ -238,7 +235,7 @@ def looked_at_again(receipt: Receipt, by: str) -> Change:
     if receipt.state == "disputed" and not receipt.found:
         return Change(answer=answer)
     disputed = replace(receipt, state="disputed", found="")
-    return Change(disputed, "receipt_disputed", {"path": receipt.path, "by": by}, "warning", answer)
+    return Change(disputed, "receipt_disputed", {"path": receipt.path, "by": by}, answer)
 
 
 def accepted(receipt: Receipt | None, path: str, sha256: str | None, by: str) -> Change:
@@ -247,7 +244,7 @@ def accepted(receipt: Receipt | None, path: str, sha256: str | None, by: str) ->
         return refused(f"{path} is not rotten with that content")
     details = {"path": path, "sha256": sha256, "before": receipt.sha256, "by": by}
     taken = replace(receipt, state="verified", sha256=receipt.found, found="")
-    return Change(taken, "source_changed", details, "warning", {"receipt": "verified"})
+    return Change(taken, "source_changed", details, {"receipt": "verified"})
 
 
 def released(receipt: Receipt | None, path: str, sha256: str, still_needed: Callable[[], str]) -> Change:

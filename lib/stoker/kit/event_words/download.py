@@ -124,7 +124,6 @@ DOWNLOAD: Words = {
         "It is proven again, and built again where its content is another.",
         "Ask who wrote to {path}.",
         "Nothing, if that was meant.",
-        also="info",
     ),
     "source_moved": info("the source moved to another revision"),
     "source_pinned": info("the source's revision is pinned"),

@@ -69,7 +69,6 @@ EVERY: Words = {
         "The system has no room for another process, its memory or its open files. It is tried again.",
         "Run `systemctl status 'stoker-*@NAME'`: is it at TasksMax= or MemoryMax=? Run `free -h`.",
         "Raise the limit, or end what takes the room.",
-        also="warning",
     ),
     "worker_stuck": error(
         "the kernel does not let a killed worker go",

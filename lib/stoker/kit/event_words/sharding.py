@@ -12,6 +12,12 @@ MEMORY = "Run `free -h` and `systemd-cgtop -m`: who else takes memory?"
 AGAIN = "Nothing: it is built again from its source, byte by byte the same."
 
 SHARD: Words = {
+    "build_failed": warning(
+        "a file could not be built",
+        "It is tried again, and holds no other file up.",
+        "Read the reason above, and the events of {path} before it.",
+        "Mend what the reason names; else nothing.",
+    ),
     "build_set_back": warning(
         "a set in progress starts over",
         "What was built of this file is dropped; the other files go on.",
@@ -48,6 +54,7 @@ SHARD: Words = {
         WARM,
         "Mend the disk that the reason names.",
     ),
+    "evict_resumed": info("sets leave the hot disk again"),
     "eviction_cancelled": warning(
         "an eviction is cancelled",
         "The set stays on hot and can be used.",
@@ -68,6 +75,7 @@ SHARD: Words = {
         WARM,
         "Mend the disk that the reason names.",
     ),
+    "hydrate_resumed": info("sets come back to the hot disk again"),
     "import_lost": error(
         "an imported set is gone",
         "There is no parquet to build it of; the plan passes it over.",
@@ -110,7 +118,19 @@ SHARD: Words = {
         "Run `ls -l` on the run's directory below the state directory; read `dmesg`.",
         "Mend the disk or the permissions.",
     ),
+    "prove_failed": warning(
+        "a set could not be proven",
+        "It is tried again: not readable is not wrong.",
+        HOT,
+        "Mend the disk that the reason names.",
+    ),
     "quarantine_dropped": QUARANTINE_DROPPED,
+    "quarantine_failed": warning(
+        "a bad file could not be set aside",
+        "It is not built, and setting it aside is tried again.",
+        HOT,
+        "Mend the disk that the reason names.",
+    ),
     "quarantine_revalidated": info("quarantined files were looked at again"),
     "recall_failed": warning(
         "a set on the warm disk could not be proven",
@@ -118,6 +138,7 @@ SHARD: Words = {
         WARM,
         "Mend the warm disk.",
     ),
+    "recall_resumed": info("sets on the warm disk are proven again"),
     "revalidate_failed": warning(
         "a quarantined file could not be looked at again",
         "It stays in quarantine and is tried again.",
@@ -152,7 +173,7 @@ SHARD: Words = {
     ),
     "source_released": routine("a source's parquet left the hot disk"),
     "source_released_from_quarantine": info("a source starts over from quarantine"),
-    "source_renewed": routine("a source starts over", also="warning"),
+    "source_renewed": routine("a source starts over"),
     "source_waits_for_memory": warning(
         "a file waits until it can be built alone",
         "Its documents are large; the other files go on first.",
@@ -188,6 +209,7 @@ SHARD: Words = {
         "Make room on warm, or a faster one.",
         alert="StokerSyncBehind",
     ),
+    "sync_resumed": info("sets are copied to the warm disk again"),
     "tokenizer_failed": warning(
         "the tokenizer could not be made",
         "No file is built until it is; it is tried again.",
@@ -227,5 +249,5 @@ SHARD: Words = {
         "Mount it; all goes on by itself.",
         alert="StokerWarmAway",
     ),
-    "worker_recycled": routine("a builder ended at a commit point for its size", level="debug"),
+    "worker_recycled": routine("a builder ended at a commit point for its size"),
 }

@@ -63,7 +63,6 @@ TRAINING: Words = {
         "Read `dmesg` for the Xid's number; NVIDIA's catalogue says what it means.",
         "As the catalogue says; mostly: stop, reset or restart, and replace the card if it comes back.",
         alert="StokerGpuXidHardware",
-        also="warning",
     ),
     "gpus_found": info("the GPUs, and what each cannot tell"),
     "guard_stuck": error(
@@ -84,7 +83,7 @@ TRAINING: Words = {
         "See who started {pids}: `ps -o pid,ppid,stat,cmd -p`.",
         "Nothing, unless they do not end: then mend the disk or the driver that holds them.",
     ),
-    "loss_diverged": warning(
+    "loss_diverged": error(
         "the loss stays far above the run's best, or rises steadily",
         "Training goes on, and gets worse.",
         'Look at the panel "Loss": since when? What changed then: learning rate, data, a rollback?',
@@ -228,7 +227,6 @@ TRAINING: Words = {
         LAST_WORDS,
         "What follows each class is done by itself.",
         alert="StokerCrashLoop",
-        also="info",
     ),
     "trainer_hung": warning(
         "the trainer hung and is ended",

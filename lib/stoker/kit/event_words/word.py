@@ -18,7 +18,7 @@ ALL_IS_WELL = "Nothing is wrong; there is nothing to do."
 class Word:
     """A word's usual level and texts: `subject` is a headline, the others are plain sentences.
 
-    `also` names another level at which it is recorded, `alert` the section of the runbook whose act `do` is.
+    `alert` names the section of the runbook whose act `do` is.
     A routine word is one of many alike when all is well: the journal gets one routine line a minute.
     """
 
@@ -28,27 +28,26 @@ class Word:
     check: str = ""
     do: str = ""
     alert: str = ""
-    also: str = ""
     is_routine: bool = False
 
 
 Words = Mapping[str, Word]
 
 
-def info(subject: str, means: str = ALL_IS_WELL, *, level: str = "info", also: str = "") -> Word:
-    return Word(level, subject, means, also=also)
+def info(subject: str, means: str = ALL_IS_WELL) -> Word:
+    return Word("info", subject, means)
 
 
-def routine(subject: str, *, level: str = "info", also: str = "") -> Word:
-    return Word(level, subject, also=also, is_routine=True)
+def routine(subject: str) -> Word:
+    return Word("info", subject, is_routine=True)
 
 
-def warning(subject: str, means: str, check: str, do: str, *, alert: str = "", also: str = "") -> Word:
-    return Word("warning", subject, means, check, do, alert, also)
+def warning(subject: str, means: str, check: str, do: str, *, alert: str = "") -> Word:
+    return Word("warning", subject, means, check, do, alert)
 
 
-def error(subject: str, means: str, check: str, do: str, *, alert: str = "", also: str = "") -> Word:
-    return Word("error", subject, means, check, do, alert, also)
+def error(subject: str, means: str, check: str, do: str, *, alert: str = "") -> Word:
+    return Word("error", subject, means, check, do, alert)
 
 
 def message_id(word: str) -> str:

@@ -221,7 +221,6 @@ class WorkerPool(Generic[F]):
             job.abandoned = True
             self._record(
                 "worker_stuck",
-                level="error",
                 activity=job.kind,
                 path=job.subject,
                 pid=job.worker.pid,
