@@ -302,9 +302,10 @@ def test_the_gpus_take_a_line_where_there_are_any(gpus: dict[str, Any], said: st
 def test_what_is_wrong_with_loss_or_speed_takes_a_line(kind: str, more: dict[str, Any], said: str) -> None:
     episode = {"first": 1001, "step": 1003, "loss": 3.6, "median": 3.0, **more}
     assert watched_line(kind, episode) == said
-    body = {"run": "main", "run_state": "running", "watched": {kind: episode}, "step": None}
-    lines = report_lines("p", {**nothing(), "train_supervisor": told_by(body)})
+    body = {"run": "main", "run_state": "running", "watched": {kind: episode}, "step": None, "trouble": "x"}
+    lines = list(report_lines("p", {**nothing(), "train_supervisor": told_by(body)}))
     assert any(line.split() == ["watch", *said.split()] for line in lines), lines
+    assert any(line.split() == ["trouble", "x"] for line in lines), "a checkpoint that failed, for one"
 
 
 def test_a_download_tells_how_far_it_is_in_all_and_file_by_file() -> None:

@@ -59,6 +59,8 @@ def test_each_wrong_key_is_told_with_its_line_and_the_right_one(
         ("steps: 10", "steps: yes", ["train.steps: 'yes' is not a whole number"]),
         ("steps: 10", "steps: 0x10", ["train.steps: '0x10' is not a whole number"]),
         ("steps: 10", "steps: 1.5", ["train.steps: '1.5' is not a whole number"]),
+        ("steps: 10", "steps: 99999999T", ["train.steps: '99999999T' is larger than any here"]),
+        ("hot: hot", "hot: $HOME/hot", ["hot: '$HOME/hot': `$` is not expanded"]),
         ("steps: 10", "steps: -5", ["train.steps: '-5' is below zero"]),
         ("steps: 10", "steps: 0", ["train.steps: must be 1 or more"]),
         ("steps: 10", "steps: .inf", ["train.steps: '.inf' is not a whole number"]),
@@ -255,6 +257,19 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) 
         ["mine.yaml:11", "train.model"],
         ["mine.yaml:12", "train.seq_len"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plan:\n  order listing\n  seed: 1\n", "check the indentation, and the colon of line 2, or quote"),
+        ("plan: {order: listing\n\ntrain:\n  steps: 1\n", "quotes and brackets from line 1 on"),
+    ],
+)
+def test_a_colon_or_a_bracket_that_lacks_is_looked_for_in_the_line_that_lacks_it(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    assert told in problems_of(tmp_path, text)[0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stoker.kit.crash_loop import crash_loop
+from stoker.kit.crash_loop import unclean_ends
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
@@ -45,12 +45,12 @@ def events(text: str) -> list[dict[str, str]]:
 def test_three_unclean_ends_within_15_minutes_are_a_crash_loop_that_is_told_once(
     before: str, ends: int | None
 ) -> None:
-    found = crash_loop(events(before), NOW)
-    assert (found and found.ends) == ends
+    found = unclean_ends(events(before), NOW)
+    assert (found.ends if found is not None and found.is_loop else None) == ends
 
 
 def test_it_names_the_last_end() -> None:
-    failed = str(crash_loop(events("s9 s6 s3 f2"), NOW))
-    killed = str(crash_loop(events("s9 f8 s6 f5 s3"), NOW))
+    failed = str(unclean_ends(events("s9 s6 s3 f2"), NOW))
+    killed = str(unclean_ends(events("s9 f8 s6 f5 s3"), NOW))
     assert failed.endswith("the last time failed 2 minutes ago")
     assert "without a word" in killed

@@ -66,6 +66,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, *[None] * 3))
     state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
     run = Run(cast(Any, context), state, *parts)
+    run.counted.unsaved = changes.get("unsaved", run.counted.unsaved)
     return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))
 
 
@@ -161,6 +162,15 @@ def test_without_a_trainer_the_newest_sealed_checkpoint_tells_the_step_proven_or
     told = shown(live=None, sealed=None)
     assert told["checkpoint"] == {"name": "step-000000040", "step": 40, "proven": True}
     assert shown(live=None, sealed=None, checkpoint=None)["checkpoint"] is None
+
+
+def test_a_checkpoint_that_failed_is_trouble_until_a_later_one_is_sealed() -> None:
+    told = shown(unsaved=(0, 46, "no space left"))
+    assert told["trouble"] == "the checkpoint at step 46 failed: no space left"
+    assert status_text(told).endswith(f"checkpoint 40, {told['trouble']}")
+    assert shown(unsaved=(0, 46, "no space left"), sealed=SEALED)["trouble"] is None
+    assert shown(unsaved=(1, 46, "before a rollback"))["trouble"] is None
+    assert shown()["trouble"] is None
 
 
 @pytest.mark.parametrize(

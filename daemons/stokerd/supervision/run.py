@@ -37,6 +37,7 @@ class Counted:
     quarantined: int = 0
     trained_tokens: int = 0
     nonfinite: int = 0
+    unsaved: tuple[int, int, str] = (0, -1, "")  # timeline and step where a checkpoint failed last, and why
     last_step_at: float | None = None  # Unix time
 
 

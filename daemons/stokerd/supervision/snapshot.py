@@ -41,6 +41,8 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
             if said[name] is None:
                 said[name] = newest.body.get(name)
     has_plan = not run.is_foreign
+    timeline, failed_step, why_unsaved = run.counted.unsaved
+    is_unsaved = timeline == accounts.timeline and failed_step > (newest.step if newest else -1)
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
     windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
@@ -69,6 +71,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "trainer_pid": live.pid if live else None,
         "next_launch_s": _next_launch_s(run.state, time.monotonic()),
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
+        "trouble": f"the checkpoint at step {failed_step} failed: {why_unsaved}" if is_unsaved else None,
         "mirror": run.mirror and run.mirror.status(copying),
         "plan_entries": len(plan.entries) if has_plan else None,
         "plan_windows": plan.windows if has_plan else None,
@@ -108,6 +111,8 @@ def status_text(shown: dict[str, Any]) -> str:
         parts.append(f"{format_duration(shown['eta_s'])} left")
     if shown["checkpoint"] is not None:
         parts.append(f"checkpoint {shown['checkpoint']['step']}")
+    if shown["trouble"]:
+        parts.append(shown["trouble"])
     return ", ".join(parts)
 
 

@@ -122,11 +122,10 @@ def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
         full = f"{format_bytes(floor)} are to stay free on a hot disk of {size}: nothing would ever be staged"
         rules.append((floor >= hot_bytes, key, f"{full} there; lower it"))
     for key, tokens in at_once.items():
-        needed, room = (
-            tokens * _token_bytes(pipeline),
-            f"{size} less {format_bytes(free)} of stage.free_floor",
+        needed, room = tokens * _token_bytes(pipeline), f"{size} less {format_bytes(free)}"
+        text = (
+            f"{tokens} tokens take {format_bytes(needed)}, and hot holds {room} of stage.free_floor; lower it"
         )
-        text = f"{tokens} tokens take {format_bytes(needed)}, and hot holds {room} stage.free_floor; lower it"
         rules.append((needed > max(0, hot_bytes - free), key, text))
     return _broken(rules)
 

@@ -176,8 +176,12 @@ def _advice(error: yaml.MarkedYAMLError, text: str, line: int, column: int) -> s
         return "a tab; YAML indents with spaces only"
     problem = str(error.problem or error.context)
     if problem.startswith("mapping values are not allowed"):
-        return "a second `key: value` where a value is expected; check the indentation, or quote the value"
-    return f"not YAML: {problem}; check the indentation, quotes and brackets around here"
+        alone = ":" not in here[:-1]  # then the value that it would be in began in a line before
+        check = f"the indentation, and the colon of line {line - 1}" if alone else "the indentation"
+        return f"a second `key: value` where a value is expected; check {check}, or quote the value"
+    began = error.context_mark.line + 1 if error.context_mark and "flow" in str(error.context) else line
+    where = "around here" if began == line else f"from line {began} on"
+    return f"not YAML: {problem}; check the indentation, quotes and brackets {where}"
 
 
 class _Reader:

@@ -122,8 +122,8 @@ def read_number(value: object) -> float:
 def read_path(value: object, info: ValidationInfo) -> Path:
     """Reads a path, made absolute from the directory of the pipeline file. Touches no disk."""
     text = str(value) if isinstance(value, Path) else read_text(value)
-    if text.startswith("~"):
-        raise ValueError(f"{text!r}: `~` is not expanded; write the whole path")
+    if text.startswith(("~", "$")):
+        raise ValueError(f"{text!r}: `{text[0]}` is not expanded; write the whole path")
     if "\0" in text:
         raise ValueError("holds a NUL character; remove it")
     base = (info.context or {}).get("directory", Path("/"))

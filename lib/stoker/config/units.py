@@ -29,6 +29,8 @@ def _exactly(text: str, units: dict[str, int], what: str, hint: str) -> int:
     value = Fraction(digits) * units[unit]
     if value.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number; {hint}")
+    if value >= 2**63:
+        raise ValueError(f"{text!r} is larger than any here; {hint}")
     return int(value)
 
 

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.context import HEARD, STOP_SIGNALS, DaemonContext
-from stoker.kit.crash_loop import CrashLoop, crash_loop
+from stoker.kit.crash_loop import SILENT, UncleanEnds, unclean_ends
 from stoker.kit.handover import Handover, take_over
 from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.loop import Waiter
@@ -165,10 +165,11 @@ def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
         if before is None:
             lock.update({"runtime": str(context.runtime.root), "metrics": place})
             context.write_runtime_files(place)
-            loop = _crash_loop(context)
-            context.events.record("daemon_started", pid=os.getpid(), once=context.once)
-            if loop is not None:
-                context.events.record("daemon_crash_loop", message=str(loop), ends=loop.ends)
+            ends = _unclean_ends(context)
+            after = {"after": f"an end {SILENT}"} if ends is not None and ends.last == SILENT else {}
+            context.events.record("daemon_started", pid=os.getpid(), once=context.once, **after)
+            if ends is not None and ends.is_loop:
+                context.events.record("daemon_crash_loop", message=str(ends), ends=ends.ends)
         else:
             context.events.record("reloaded", version=context.version, **before.daemon["event"])
         _look_at_unit(context)
@@ -211,10 +212,10 @@ def _work(work: Work, context: DaemonContext) -> int:
     return code
 
 
-def _crash_loop(context: DaemonContext) -> CrashLoop | None:
+def _unclean_ends(context: DaemonContext) -> UncleanEnds | None:
     try:
         events = LogScan(context.layout.events(context.name), rotated=True)
-        return crash_loop((event for event, _ in events), datetime.now(UTC))
+        return unclean_ends((event for event, _ in events), datetime.now(UTC))
     except StorageError:  # the first event tells it
         return None
 

@@ -236,6 +236,7 @@ class TrainerControl:
         self._told += after.told
         for why in after.saves_failed:
             run.events.record("checkpoint_failed", message=why, step=after.step)
+            run.counted.unsaved = after.launch.timeline, after.step or 0, why
         for why in after.saves_in_place:
             run.events.record("checkpoint_in_place", message=why, step=after.step)
         if after.view.val_loss != before.view.val_loss:

@@ -172,6 +172,7 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     if halted := body.get("halted"):
         yield "halted", f"{halted['reason']}, since {halted['since']}"
         yield "remedy", halted["remedy"]
+    yield "trouble", body.get("trouble") or ""
     if paused := body.get("paused"):
         yield "paused", f"by {paused['by']}, since {paused['since']}; stoker resume goes on"
     if body.get("waiting_for"):

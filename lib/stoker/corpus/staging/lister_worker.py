@@ -190,7 +190,8 @@ class OwnedDisk:
         lock = self._lock_file
         return UnavailableError(
             f"{self._root} is not the {self._role} directory that was used before: {lock.name} is not there "
-            f"or is another; mount the disk, or, if what it held is lost, `touch {lock}`: it is made again"
+            f"or is another; mount the disk, or, if what it held is lost, "
+            f"`mkdir -p {self._root}; touch {lock}`: it is made again"
         )
 
     def _own(self, owner: str) -> int:
