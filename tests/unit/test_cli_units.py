@@ -12,11 +12,11 @@ import pytest
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.exposure import exposure
 from stoker.cli.pipeline.units import AUDITS
-from stoker.config.drop_ins import SYSTEM, drop_in
 from stoker.config.load import load_pipeline
 from stoker.corpus.http.hub import hub_token, token_file_flaw
-from stoker.kit.unit import account_of, manager_of_unit, users_manager
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.systemd.drop_ins import drop_in
+from stoker.systemd.units import SYSTEM, account_of, manager_of_unit, users_manager
 from support.config_files import MINIMAL, write_pipeline
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.kit.context import Notifier
 from stoker.kit.event_words import message_id
 from stoker.kit.events import Log, format_fields
-from stoker.kit.journal import datagram
 from stoker.kit.loop import Backoff
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
 from stoker.kit.workers.child import LineBuffer
 from stoker.kit.workers.parent import WorkerExit
+from stoker.systemd.journal import datagram
+from stoker.systemd.notify import Notifier
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.integers(1, 7))
@@ -132,7 +132,7 @@ def test_the_journal_gets_fields_when_stderr_is_connected_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "journal")
-    monkeypatch.setattr("stoker.kit.journal.SOCKET", path)
+    monkeypatch.setattr("stoker.systemd.journal.SOCKET", path)
     stderr = os.fstat(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from stoker.kit.context import Notifier
 from stoker.kit.process import ProcessId, sample_process
 from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
+from stoker.systemd.notify import Notifier
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer.control import TrainerControl
 from support.halting import wait_halted

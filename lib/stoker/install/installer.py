@@ -134,7 +134,7 @@ class Installer:
         files = sorted(self.places.on_disk(self.places.pipelines).glob("*.yaml"))
         if not files or (self.steps.is_dry and not python.exists()):
             return
-        done = self.steps.command(python, "-P", "-m", "stoker.kit.formats", *files)
+        done = self.steps.command(python, "-P", "-m", "stoker.config.on_disk", *files)
         print(done.stdout, end="")
         if done.returncode:
             raise Refused(CONFIG, done.stderr.strip())

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from stoker.store.errors import StorageError, UnavailableError, storage_errors
 from stoker.store.files import FILE_MODE, fsync_dir, opened, unlink_durably, write_atomic
 from stoker.store.record import RecordDamaged, set_aside, utc_now
 from stoker.store.requests import waiting_requests
+from stoker.systemd.notify import Notifier
 
 STOP_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
 HEARD = STOP_SIGNALS | {signal.SIGHUP}
@@ -32,61 +32,6 @@ RESERVE_BYTES = 4 << 20  # a thousand records, or the events of a bad week
 SPARE = 4  # created only where this many times its size are free: the reserve itself must not fill the disk
 NEARLY_FULL_BYTES = 64 << 10  # a record still fits, the next might not
 TARGET_MODE = 0o644  # Prometheus runs as a user of its own
-STATUS_BYTES = 200  # systemd cuts a longer line
-
-
-class Notifier:
-    """Notifies systemd of the daemon's state (sd_notify(3)); outside systemd every call does nothing.
-
-    Sends to the socket of NOTIFY_SOCKET, if set; never blocks, and a failure never stops a daemon.
-    """
-
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.watchdog_interval_s: float | None = None  # set only where the watchdog is meant for this process
-        self._socket: socket.socket | None = None
-        address = environ.get("NOTIFY_SOCKET", "")
-        if not address.startswith(("/", "@")):
-            return
-        # "@name" is an abstract socket: its kernel address begins with a zero byte.
-        self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        interval, me = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
-        if interval.isdigit() and int(interval) > 0 and environ.get("WATCHDOG_PID", me) == me:
-            self.watchdog_interval_s = int(interval) / 1e6
-
-    def ready(self) -> None:
-        """Reports that the start is complete."""
-        self._send("READY=1")
-
-    def status(self, text: str) -> None:
-        """Sets the line that `systemctl status` shows."""
-        line = " ".join(text.split()).encode()[:STATUS_BYTES]
-        self._send("STATUS=" + line.decode("utf-8", "ignore"))
-
-    def watchdog(self) -> None:
-        """Feeds systemd's watchdog; the loop calls this after a cycle of its work."""
-        if self.watchdog_interval_s is not None:
-            self._send("WATCHDOG=1")
-
-    def reloading(self) -> None:
-        """Reports that the daemon reads its file and its code anew, until `ready`."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-
-    def stopping(self) -> None:
-        """Reports that the daemon begins to stop."""
-        self._send("STOPPING=1")
-
-    def extend_timeout(self, seconds: float) -> None:
-        """Asks for so much time from now on where the unit's own time for a start or a stop is over."""
-        self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
-
-    def _send(self, message: str) -> None:
-        if self._socket is not None:
-            # systemd may refuse for a moment while it re-executes itself; the next heartbeat follows soon.
-            with contextlib.suppress(OSError):
-                self._socket.sendto(
-                    message.encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address
-                )
 
 
 class Reserve:

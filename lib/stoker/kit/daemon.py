@@ -27,10 +27,10 @@ from stoker.kit.handover import Handover, take_over
 from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
-from stoker.kit.unit import unit_differs
 from stoker.store.errors import LockHeld, StokerError, StorageError, UnavailableError, storage_errors
 from stoker.store.files import sweep_temporaries
 from stoker.store.log import LogScan
+from stoker.systemd.drop_ins import unit_differs
 
 __all__ = ["DaemonContext", "daemon_main"]
 

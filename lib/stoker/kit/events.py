@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.kit.event_words import REGISTER, message_id
-from stoker.kit.journal import Journal, is_journal
 from stoker.kit.terminal import STDERR, Footer, sentence
 from stoker.store.errors import StorageError
 from stoker.store.layout import DAEMONS, StateLayout
 from stoker.store.log import ChainedLog, read_log
 from stoker.store.record import as_text, utc_now
+from stoker.systemd.journal import Journal, is_journal
 
 BUDGET_BYTES = 4 << 20  # of one daemon's event log, including the rotated file
 ROUTINE_S = 60.0  # between two routine lines in the journal

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from stoker.kit.journal import JournalOutput, is_journal
+from stoker.systemd.journal import JournalOutput, is_journal
 
 STDOUT, STDERR = 1, 2
 HEAD_BYTES, TAIL_BYTES = 256 << 10, 1 << 20  # of an output that are kept at least

@@ -10,26 +10,22 @@ import click
 
 from stoker.cli.options import PATH, one_line, pipeline_file
 from stoker.cli.pipeline.exposure import exposure
-from stoker.config.drop_ins import (
+from stoker.config.places import mounts
+from stoker.config.schema import Pipeline
+from stoker.corpus.http.hub import token_file_flaw
+from stoker.store.errors import UsageError, storage_errors
+from stoker.store.files import write_atomic
+from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
+from stoker.systemd.drop_ins import (
     ACCOUNT,
-    SYSTEM,
     TOKEN_FILE,
-    Account,
-    Manager,
     differences,
     drop_in,
     is_edited,
     opened,
-    unit_name,
     written_for,
 )
-from stoker.config.places import mounts
-from stoker.config.schema import Pipeline
-from stoker.corpus.http.hub import token_file_flaw
-from stoker.kit.unit import account_of, users_manager
-from stoker.store.errors import UsageError, storage_errors
-from stoker.store.files import write_atomic
-from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
+from stoker.systemd.units import SYSTEM, Account, Manager, account_of, unit_name, users_manager
 
 MODE = 0o644
 EXIT_DIFFERS = 1

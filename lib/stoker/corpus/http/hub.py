@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from stoker.config.drop_ins import NO_TOKEN
 from stoker.config.origins import endpoint_fault
 from stoker.store.errors import ConfigError, UnavailableError, storage_errors
+from stoker.systemd.drop_ins import NO_TOKEN
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 CREDENTIAL = "hub-token"

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit import events, journal
+from stoker.kit import events
 from stoker.kit.events import Log
-from stoker.kit.journal import BAR_S, VALUE_BYTES, JournalOutput
 from stoker.kit.relay import KeptOutput, Relay
+from stoker.systemd import journal
+from stoker.systemd.journal import BAR_S, VALUE_BYTES, JournalOutput
 
 Entry = dict[str, str]
 LAUNCH = {"STOKER_LAUNCH": "l-7", "STOKER_RANK": "0"}

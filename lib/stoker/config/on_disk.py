@@ -1,4 +1,4 @@
-"""Says whether this Stoker reads what lies on disk: `python -m stoker.kit.formats FILE...`.
+"""Says whether this Stoker reads what lies on disk: `python -m stoker.config.on_disk FILE...`.
 
 FILE is a pipeline's. One that this version refuses is named, and its state is not looked at: its daemons
 refuse a reload, too, and go on as they are.

@@ -1,4 +1,4 @@
-"""The systemd unit that a daemon runs as: whose it is, and whether its drop-in is what the file asks for."""
+"""The units of a pipeline's daemons: which systemd runs them, as whom, and where their files lie."""
 
 from __future__ import annotations
 
@@ -7,21 +7,42 @@ import grp
 import os
 import pwd
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.config.drop_ins import (
-    SYSTEM,
-    Account,
-    Manager,
-    differences,
-    drop_in,
-    manager_of_user,
-    opened,
-    unit_name,
-)
-from stoker.config.schema import Pipeline
 
-_CGROUP = Path("/proc/self/cgroup")
+@dataclass(frozen=True)
+class Manager:
+    """A systemd: where its units' drop-ins lie, and the pipelines' files that the units read."""
+
+    units: Path
+    files: Path
+    is_users: bool = False  # a person's own (systemctl --user): no other account, and no sandbox
+
+    def file(self, pipeline: str) -> Path:
+        """Returns the file that the units of this pipeline read."""
+        return self.files / f"{pipeline}.yaml"
+
+    def drop_in(self, daemon: str, pipeline: str) -> Path:
+        """Returns the path of a daemon's drop-in."""
+        return self.units / f"{unit_name(daemon, pipeline)}.d" / "50-stoker.conf"
+
+
+SYSTEM = Manager(Path("/etc/systemd/system"), Path("/etc/stoker"))
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom the daemons run as: the owner of the state directory."""
+
+    name: str
+    group: str
+    home: Path
+
+
+def unit_name(daemon: str, pipeline: str) -> str:
+    """Returns the name of a daemon's unit."""
+    return f"stoker-{daemon.replace('_', '-')}@{pipeline}.service"
 
 
 def account_of(state: Path) -> Account | None:
@@ -47,7 +68,8 @@ def account(uid: int) -> Account:
 
 def users_manager(environ: Mapping[str, str] = os.environ) -> Manager:
     """Returns the systemd of the user whose process this is."""
-    return manager_of_user(Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()))
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
+    return Manager(home / "systemd" / "user", home / "stoker", is_users=True)
 
 
 def manager_of_unit(daemon: str, pipeline: str, cgroup: str) -> Manager | None:
@@ -57,26 +79,3 @@ def manager_of_unit(daemon: str, pipeline: str, cgroup: str) -> Manager | None:
     if mine is None:
         return None
     return users_manager() if "/user@" in mine else SYSTEM
-
-
-def unit_differs(daemon: str, pipeline: Pipeline) -> tuple[Path, list[str]] | None:
-    """Returns a drop-in and the lines in which it differs from the file; None where it agrees.
-
-    Only a daemon that systemd runs as its shipped unit has one, over the file that this unit reads.
-    """
-    try:
-        manager = manager_of_unit(daemon, pipeline.name, _CGROUP.read_text())
-    except OSError:
-        return None
-    if manager is None or manager.file(pipeline.name) != pipeline.file:
-        return None
-    path = manager.drop_in(daemon, pipeline.name)
-    try:
-        found = path.read_text(errors="replace")
-    except FileNotFoundError:
-        found = ""
-    except OSError as error:
-        return path, [str(error)]
-    wanted = drop_in(pipeline, daemon, account_of(pipeline.state), manager, opened(found))
-    lines = differences(found, wanted)
-    return (path, lines) if lines else None

@@ -11,12 +11,12 @@ import itertools
 import re
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.config.schema import Pipeline
 from stoker.config.schema_train import External
 from stoker.store.layout import DOWNLOAD_WATCHDOG, TRAIN_SUPERVISOR
+from stoker.systemd.units import SYSTEM, Account, Manager, account_of, manager_of_unit, unit_name
 
 ACCOUNT = "stoker"  # whom the shipped units run as
 TOKEN_FILE = "hub-token"  # noqa: S105 - beside the pipeline file, where token_file names no other
@@ -27,45 +27,6 @@ _SHARED = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/run", "/
 _PLAIN = re.compile(r"[\w/.@+,:=-]+", re.ASCII)
 _SOURCE = re.compile(r"^# What this unit takes from (.*), by `stoker units ", re.MULTILINE)
 _DIGEST = re.compile(r"^# sha256 of the lines below: ([0-9a-f]{64})$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Manager:
-    """A systemd: where its units' drop-ins lie, and the pipelines' files that the units read."""
-
-    units: Path
-    files: Path
-    is_users: bool = False  # a person's own (systemctl --user): no other account, and no sandbox
-
-    def file(self, pipeline: str) -> Path:
-        """Returns the file that the units of this pipeline read."""
-        return self.files / f"{pipeline}.yaml"
-
-    def drop_in(self, daemon: str, pipeline: str) -> Path:
-        """Returns the path of a daemon's drop-in."""
-        return self.units / f"{unit_name(daemon, pipeline)}.d" / "50-stoker.conf"
-
-
-SYSTEM = Manager(Path("/etc/systemd/system"), Path("/etc/stoker"))
-
-
-def manager_of_user(config_home: Path) -> Manager:
-    """Returns a person's own systemd; `config_home` is $XDG_CONFIG_HOME or ~/.config."""
-    return Manager(config_home / "systemd" / "user", config_home / "stoker", is_users=True)
-
-
-@dataclass(frozen=True)
-class Account:
-    """Whom the daemons run as: the owner of the state directory."""
-
-    name: str
-    group: str
-    home: Path
-
-
-def unit_name(daemon: str, pipeline: str) -> str:
-    """Returns the name of a daemon's unit."""
-    return f"stoker-{daemon.replace('_', '-')}@{pipeline}.service"
 
 
 def drop_in(
@@ -215,3 +176,26 @@ def _quoted(word: str) -> str:
 
 def _escaped(path: Path) -> str:
     return str(path).replace("%", "%%")
+
+
+def unit_differs(daemon: str, pipeline: Pipeline) -> tuple[Path, list[str]] | None:
+    """Returns a drop-in and the lines in which it differs from the file; None where it agrees.
+
+    Only a daemon that systemd runs as its shipped unit has one, over the file that this unit reads.
+    """
+    try:
+        manager = manager_of_unit(daemon, pipeline.name, Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return None
+    if manager is None or manager.file(pipeline.name) != pipeline.file:
+        return None
+    path = manager.drop_in(daemon, pipeline.name)
+    try:
+        found = path.read_text(errors="replace")
+    except FileNotFoundError:
+        found = ""
+    except OSError as error:
+        return path, [str(error)]
+    wanted = drop_in(pipeline, daemon, account_of(pipeline.state), manager, opened(found))
+    lines = differences(found, wanted)
+    return (path, lines) if lines else None

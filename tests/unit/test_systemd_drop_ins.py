@@ -7,8 +7,9 @@ from types import MappingProxyType
 
 import pytest
 
-from stoker.config.drop_ins import Account, differences, drop_in, is_edited, manager_of_user, opened
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.systemd.drop_ins import differences, drop_in, is_edited, opened
+from stoker.systemd.units import Account, users_manager
 from support.config_files import MINIMAL, load_text
 
 DATA = MINIMAL.replace("state: state\nhot: hot", "state: /s\nhot: /h")
@@ -110,7 +111,7 @@ def test_a_path_with_a_space_a_quote_or_a_percent_sign_stays_one_path(tmp_path: 
 
 
 def test_a_persons_own_units_have_no_account_and_no_sandbox(tmp_path: Path) -> None:
-    manager = manager_of_user(Path("/home/alice/.config"))
+    manager = users_manager({"XDG_CONFIG_HOME": "/home/alice/.config"})
     text = drop_in(load_text(tmp_path, OWN), TRAIN_SUPERVISOR, ALICE, manager)
     assert said(text).keys() == {"EnvironmentFile", "TimeoutStopSec", "TimeoutAbortSec"}
     assert said(text)["EnvironmentFile"] == ["-/home/alice/.config/stoker/mine.env"]
