@@ -23,7 +23,8 @@ from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.lock import read_holder
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import set_aside, write_record
-from stoker.store.requests import file_request, filed_requests, read_outcome
+from stoker.store.requests import file_request, read_outcome
+from support.asked import filed_requests
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.waiting import wait_until

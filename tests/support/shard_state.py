@@ -22,7 +22,7 @@ from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.observe.ledger import Disk as DiskSize
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, record_name
 from stoker.store.record import read_record
-from stoker.store.requests import Request, file_request, filed_requests, pending_requests
+from stoker.store.requests import Request, file_request, pending_requests
 from stokerd.sharding.activities import ACTIVITIES
 from stokerd.sharding.activities.base import Work
 from stokerd.sharding.effects import (
@@ -39,6 +39,7 @@ from stokerd.sharding.effects import (
 )
 from stokerd.sharding.state import State
 from stokerd.sharding.status import Status
+from support.asked import filed_requests
 from support.pipelines import DataPipeline
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from stoker.supervise.state import RunState
 from stokerd.common.check_reload import changes, main
 from support.pipelines import make_pipeline
 
-NOW = RunState().record(0.0)
+NOW = RunState().record()
 
 
 def checked(

@@ -25,7 +25,6 @@ from stoker.store.log import GENESIS, ChainedLog, LogScan, read_log
 from stoker.store.record import RecordDamaged, read_or_set_aside, read_record, write_record
 from stoker.store.requests import (
     file_request,
-    filed_requests,
     finish_request,
     pending_requests,
     read_outcome,
@@ -296,17 +295,6 @@ class TestRequests:
         path.write_bytes(content)
         assert pending_requests(layout, STAGE_SHARD) == []
         assert not path.exists()
-
-    def test_who_asks_sees_what_is_filed_and_moves_nothing(self, layout: StateLayout) -> None:
-        done, good = (file_request(layout, STAGE_SHARD, "prove", {"n": n}) for n in range(2))
-        directory = layout.requests(STAGE_SHARD)
-        write_record(layout.requests_done / f"{done}.json", {"v": 1})  # a crash before it was unlinked
-        (directory / "junk.json").write_text("{")
-        (directory / "folder.json").mkdir()
-        before = sorted(directory.iterdir())
-        (found,) = filed_requests(layout, STAGE_SHARD)
-        assert (found.id, found.args) == (good, {"n": 1})
-        assert sorted(directory.iterdir()) == before
 
     def test_whatever_lies_around_is_set_aside_and_the_good_ones_still_come(
         self, layout: StateLayout

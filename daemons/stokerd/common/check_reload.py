@@ -74,7 +74,7 @@ def _overlaps(one: str, other: str) -> bool:
 def _require_readable(state: Mapping[str, Any]) -> None:
     """Raises UnknownFormat where this code cannot go on from the state of the one that runs."""
     try:
-        read_state(state, 0.0)
+        read_state(state)
     except ValueError as problem:
         why = f"this code cannot take over the running launch; restart the supervisor instead: {problem}"
         raise UnknownFormat(why) from problem

@@ -113,16 +113,15 @@ class Run:
         """Returns what this process's next image goes on from; without a trainer that is cleaning."""
         now = time.monotonic()
         state = self.state if self.state.live is not None else self.state.entered(Phase.CLEANING, now)
-        # Both images read the same monotonic clock: times stay as they are.
         return {
-            "state": state.record(0.0),
+            "state": state.record(),
             "checkpoints": self.checkpoints.handed_over(),
             "counted": vars(self.counted),
         }
 
     def adopt(self, body: Mapping[str, Any]) -> None:
         """Goes on from what this process's image before has `handed_over`."""
-        self.state = read_state(body["state"], 0.0)
+        self.state = read_state(body["state"])
         self.checkpoints.adopt(body["checkpoints"])
         counted = body["counted"]
         counters = {name: Counter(counted.get(name, {})) for name in ("restarts", "hooks")}

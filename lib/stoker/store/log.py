@@ -19,11 +19,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import FILE_MODE, canonical_json, fsync_dir, write_all
-from stoker.store.record import parse_json
+from stoker.store.record import parse_json, require_version
+
+T = TypeVar("T")
 
 GENESIS = "0" * 64
 
@@ -48,6 +50,21 @@ def read_log(log: Path | bytes, *, rotated: bool = False) -> LogReading:
     found = list(scan)
     entries, hashes = tuple(entry for entry, _ in found), tuple(digest for _, digest in found)
     return LogReading(entries, hashes, scan.head, scan.damage)
+
+
+def read_entries(
+    log: Path, parse: Callable[[dict[str, Any]], T], what: str
+) -> tuple[list[T], tuple[str, ...]]:
+    """Returns a log's entries, parsed, and its damage, as is an entry that is no `what`."""
+    reading = read_log(log)
+    entries, damage = list[T](), list(reading.damage)
+    for number, body in enumerate(reading.entries):
+        try:
+            require_version(body, log)
+            entries.append(parse(body))
+        except (KeyError, TypeError, ValueError) as problem:
+            damage.append(f"entry {number} is no {what}: {problem!r}")
+    return entries, tuple(damage)
 
 
 class LogScan:

@@ -79,18 +79,6 @@ def pending_requests(
     return requests
 
 
-def filed_requests(layout: StateLayout, daemon: str) -> list[Request]:
-    """Returns the unanswered requests to a daemon, for other processes: removes and moves no file."""
-    directory = layout.requests(daemon)
-    found = []
-    for name in _names(directory):
-        # The daemon judges the unreadable requests.
-        with contextlib.suppress(FileNotFoundError, RecordDamaged, StorageError, UnknownFormat):
-            if not _done(layout, name.removesuffix(".json")).exists():
-                found.append(_read(directory / name))
-    return found
-
-
 def waiting_requests(layout: StateLayout, daemon: str) -> tuple[int, float | None]:
     """Returns the number of unanswered requests to a daemon, and when the oldest was filed (Unix time)."""
     filed_at = []

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 
 from stoker.store.record import require_version
 from stoker.supervise.health.exits import Exit
-from stoker.supervise.health.trainer_protocol import Moment
 from stoker.supervise.run.origin import Origin
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.trainer import Trainer
@@ -36,9 +35,9 @@ class RunState:
     """
 
     phase: Phase = Phase.CLEANING
-    since: Moment = 0.0
+    since: float = 0.0
     doing: str = "starting"
-    retry_at: Moment = 0.0  # the phase waits until then
+    retry_at: float = 0.0  # the phase waits until then
     retry_doing: str = ""
     failures: int = 0  # launches in a row without progress: each makes the next delay longer
     rollbacks: tuple[str, ...] = ()  # ids of accepted requests that have no answer yet
@@ -66,7 +65,7 @@ class RunState:
     # training
     trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered
     exit: Exit | None = None  # how the last launch ended
-    keep_at: Moment = 0.0  # when `KeepBooks` is due
+    keep_at: float = 0.0  # when `KeepBooks` is due
 
     is_at_rest: bool = False
     exit_code: int | None = None  # the supervisor ends with it
@@ -98,15 +97,15 @@ class RunState:
         proofs = {name: verdict for name, verdict in self.proofs.items() if verdict != "unreadable"}
         return replace(self, retry_at=now + seconds, retry_doing=doing, proofs=proofs)
 
-    def record(self, now: float) -> dict[str, Any]:
-        """Returns the state as JSON; its times are seconds relative to now."""
-        return {"v": 1, **_json().dump_python(self, mode="json", context=now)}
+    def record(self) -> dict[str, Any]:
+        """Returns the state as JSON, for this process's next image: its clock is the same."""
+        return {"v": 1, **_json().dump_python(self, mode="json")}
 
 
-def read_state(body: Mapping[str, Any], now: float) -> RunState:
-    """Returns the state from a `record`, with times on this process's clock."""
+def read_state(body: Mapping[str, Any]) -> RunState:
+    """Returns the state from a `record`."""
     require_version(body, "the supervisor's state")
-    return _json().validate_python(body, context=now)
+    return _json().validate_python(body)
 
 
 @cache

@@ -10,7 +10,7 @@ from stoker.kit.process import ProcessId
 from stoker.plan.positions import Position
 from stoker.supervise.health.evidence import Evidence
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
-from stoker.supervise.health.trainer_protocol import Moment, TrainerView, heard, parse
+from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
 
 KEPT_KILLS = 12  # samples, of a minute: a launcher outlives the rank that the kernel killed by half of it
@@ -25,7 +25,7 @@ class Trainer:
     guard: ProcessId
     view: TrainerView
     stillness: Stillness
-    sample_at: Moment  # when /proc is read next
+    sample_at: float  # when /proc is read next
     pid: int | None = None  # the trainer's, once its guard has reported it
     step_times: StepTimes = field(default_factory=StepTimes)
     is_suspected: bool = False
@@ -41,7 +41,7 @@ class Trainer:
     # What it told of its numerics, with the steps made before, and is not recorded yet.
     numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     stop_time_s: float = 0.0  # that its guard gives it, whatever a reload has changed since
-    stop_asked_at: Moment | None = None
+    stop_asked_at: float | None = None
     evidence: Evidence = field(default_factory=Evidence)  # gathered so far
     oom_kills: tuple[int, ...] = ()  # the kernel's counter at the last samples
 

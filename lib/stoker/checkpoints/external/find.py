@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from stoker.checkpoints.format import FILES
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 
@@ -181,8 +180,3 @@ def path_of(body: Mapping[str, object], directory: Path) -> Path | None:
     """Returns the trainer's path of a sealed checkpoint with this checkpoint.json; None where it has none."""
     external = body.get("external")
     return directory / str(external["path"]) if isinstance(external, dict) else None
-
-
-def copy_of(checkpoint: Path, path: Path) -> Path:
-    """Returns where a sealed checkpoint has the copy of this path."""
-    return checkpoint / FILES / path.name

@@ -14,7 +14,6 @@ from typing import Literal
 
 from stoker.config.schema import Supervise
 from stoker.kit.process import sample_process
-from stoker.supervise.health.trainer_protocol import Moment
 
 COMPILE_S = 1800.0  # compiling a large model takes longer than any step
 WINDOW_STEPS = 512  # an hour of seven-second steps; one slow step in a hundred leaves the p99 as it is
@@ -69,7 +68,7 @@ class StepTimes:
     """The seconds of the last 512 steps, measured between the arrivals of consecutive steps."""
 
     times: tuple[float, ...] = ()
-    last: tuple[int, Moment] | None = None
+    last: tuple[int, float] | None = None
 
     def stepped(self, step: int, now: float) -> StepTimes:
         """Returns the times with a step reported now; steps between two reports share the time equally."""
@@ -116,8 +115,8 @@ def work_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Work:
 class Stillness:
     """When processes last did more than idle, by samples; times are monotonic seconds."""
 
-    sampled_at: Moment
-    worked_at: Moment
+    sampled_at: float
+    worked_at: float
     work: Work = Work()
 
     def sampled(self, work: Work, now: float) -> Stillness:

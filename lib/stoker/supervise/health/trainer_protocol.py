@@ -7,9 +7,7 @@ import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, ValidationInfo
+from typing import Any
 
 from stoker.store.record import parse_json
 
@@ -22,17 +20,6 @@ PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data
 STEPPING = frozenset({"train", "eval", "checkpoint"})  # also between steps
 COUNTING = frozenset({"eval", "checkpoint"})  # in which a higher DONE is progress
 
-
-def _from_now(moment: float, info: SerializationInfo) -> float:
-    return moment - float(info.context or 0.0)
-
-
-def _on_this_clock(seconds: float, info: ValidationInfo) -> float:
-    return seconds + float(info.context or 0.0)
-
-
-# Monotonic seconds, serialized relative to `context`: the clock at the write, and at the read.
-Moment = Annotated[float, BeforeValidator(_on_this_clock), PlainSerializer(_from_now)]
 
 Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
 _NOT_OF_THE_VIEW = (
@@ -67,10 +54,10 @@ class TrainerView:
     """The trainer as its messages show it; times are monotonic seconds."""
 
     launch: str
-    heard_at: Moment  # the last message of any kind
-    moved_at: Moment  # the last progress: a higher step, or more done within `COUNTING` phases
+    heard_at: float  # the last message of any kind
+    moved_at: float  # the last progress: a higher step, or more done within `COUNTING` phases
     phase: str = "load"
-    phase_at: Moment = 0.0  # its begin
+    phase_at: float = 0.0  # its begin
     spent_s: Mapping[str, float] = field(default_factory=dict)  # in phases left again since that progress
     done: Mapping[str, int] = field(default_factory=dict)  # the most in each phase since the last step
     announced: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # rank -> pid, signal for stacks

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.store.log import ChainedLog, read_log
-from stoker.store.record import require_version
+from stoker.store.log import ChainedLog, read_entries
 from stoker.supervise.run.goodput import STEPS
 
 
@@ -61,12 +60,4 @@ def note_end(path: Path, one: LaunchEnd) -> tuple[str, ...]:
 
 def read_ends(path: Path) -> tuple[list[LaunchEnd], tuple[str, ...]]:
     """Returns the launches in the order of their ends, and the log's damage; none for a missing file."""
-    reading = read_log(path)
-    ends, damage = [], list(reading.damage)
-    for number, body in enumerate(reading.entries):
-        try:
-            require_version(body, path)
-            ends.append(parse_end(body))
-        except (KeyError, TypeError) as problem:
-            damage.append(f"entry {number} is no launch: {problem!r}")
-    return ends, tuple(damage)
+    return read_entries(path, parse_end, "launch")

@@ -24,8 +24,7 @@ from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
-from stoker.store.log import ChainedLog, read_log
-from stoker.store.record import require_version
+from stoker.store.log import ChainedLog, read_entries
 from stoker.supervise.run.record import Identity, RunRecord
 
 # Of so many cores one may be idle between the saves. With fewer a save that takes from training costs less:
@@ -229,15 +228,7 @@ def note_launch(path: Path, body: Mapping[str, Any]) -> tuple[str, ...]:
 
 def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
     """Returns the launches in the order written, and the log's damage; empty for a missing file."""
-    reading = read_log(path)
-    launches, damage = [], list(reading.damage)
-    for number, body in enumerate(reading.entries):
-        try:
-            require_version(body, path)
-            launches.append(_parse(body))
-        except (KeyError, TypeError, ValueError) as problem:
-            damage.append(f"entry {number} is no launch: {problem!r}")
-    return launches, tuple(damage)
+    return read_entries(path, _parse, "launch")
 
 
 def last_begun(launches: Sequence[Launched]) -> int:

@@ -63,13 +63,6 @@ class Heldout:
     tokens: int
 
 
-PROGRESS = (
-    *("state", "finished", "finished_with", "launches", "fruitless", "best_step", "reason"),
-    *("halted", "paused", "micro_batch", "micro_batch_of", "fork", "suspect", "suspects", "tried"),
-    "watched",
-)
-
-
 @dataclass(frozen=True)
 class RunRecord:
     """The run's present state. `launches` counts all, `fruitless` the latest ones in a row without progress.
@@ -126,6 +119,9 @@ class RunRecord:
         if self.identity.origin is None:
             del identity["origin"]  # as records had it before there were origins
         return {"v": 1, **identity, "heldout": asdict(self.heldout) if self.heldout else None}
+
+
+PROGRESS = tuple(item.name for item in fields(RunRecord) if item.name not in ("identity", "heldout"))
 
 
 def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
