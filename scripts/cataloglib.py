@@ -25,7 +25,7 @@ def entry(name: str, word: Word) -> str:
     text = "\n".join((head, "Defined-By: Stoker", f"Documentation: {link}", "", *body, ""))
     # journalctl fills in @FIELD@ from the entry.
     pipeline = "@STOKER_PIPELINE@"
-    text = filled(text, f"/etc/stoker/{pipeline}.yaml", pipeline, lambda field: f"@STOKER_{field.upper()}@")
+    text = filled(text, "@STOKER_PIPELINE_FILE@", pipeline, lambda field: f"@STOKER_{field.upper()}@")
     return f"\n-- {message_id(name)}\n{text}"
 
 

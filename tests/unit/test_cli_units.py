@@ -149,6 +149,17 @@ def test_the_accounts_group_may_read_the_file(
     assert "may not read" not in capsys.readouterr().err
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives a directory to another user")
+def test_a_state_directory_whose_owner_has_no_name_is_warned_of(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = load_pipeline(root / "etc/stoker/mine.yaml").state
+    state.mkdir(parents=True)
+    os.chown(state, 54321, 0)
+    units(root)
+    assert f"{state} is user 54321's, whom systemd does not know: chown " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "flaw"),
     [

@@ -83,6 +83,7 @@ def test_each_wrong_key_is_told_with_its_line_and_the_right_one(
         ),
         ("name: prose", "name: !!python/object:os.system prose", ["dataset.name: the tag", "no meaning"]),
         ("state: state", "state: ~/state", ["state: '~/state'", "not expanded"]),
+        ("state: state", r'state: "a\nUser=root"', ["state: holds a NUL character or a line break"]),
     ],
 )
 def test_yaml_traps_are_errors_that_say_what_to_write(

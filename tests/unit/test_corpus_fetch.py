@@ -362,7 +362,7 @@ def test_the_token_comes_from_file_credential_or_environment(tmp_path: Any) -> N
     assert hub_token(None, environ) == "from-credential"
     assert hub_token(None, {"HF_TOKEN": "from-environment"}) == "from-environment"
     assert hub_token(None, {"HF_TOKEN": " "}) is None
-    for bad in ("", "two words", "\N{SNOWMAN}"):
+    for bad in ("", "two words", "\N{SNOWMAN}", "an-escape\x1b"):
         file.write_text(bad)
         with pytest.raises(UnavailableError):
             hub_token(str(file), {})

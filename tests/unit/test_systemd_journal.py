@@ -16,7 +16,7 @@ from stoker.systemd import journal
 from stoker.systemd.journal import BAR_S, VALUE_BYTES, JournalOutput
 
 Entry = dict[str, str]
-LAUNCH = {"STOKER_LAUNCH": "l-7", "STOKER_RANK": "0"}
+LAUNCH = {"STOKER_PIPELINE": "demo", "STOKER_LAUNCH": "l-7", "STOKER_RANK": "0"}
 
 
 class Server:
@@ -70,6 +70,7 @@ def test_a_trainers_line_has_its_launch_and_the_rank_that_wrote_it(server: Serve
     first, third = server.entries()
     assert first["MESSAGE"] == "step 1 loss 2.5"
     assert (first["STOKER_LAUNCH"], first["STOKER_RANK"], first["PRIORITY"]) == ("l-7", "0", "6")
+    assert first["STOKER_PIPELINE"] == "demo"
     assert (third["MESSAGE"], third["STOKER_RANK"]) == ("[default3]:red", "3")
     output.end()
     assert server.messages() == ["no end"]
@@ -101,9 +102,21 @@ def test_a_bar_below_another_one_is_none_of_its_own(server: Server) -> None:
     assert server.messages() == ["outer 0"]
 
 
-def test_a_line_without_an_end_is_passed_on_in_parts(server: Server) -> None:
-    JournalOutput("kept", LAUNCH, Clock()).write(b"x" * (VALUE_BYTES + 1))
-    assert len(server.messages()) == 1
+def test_a_line_longer_than_an_entry_is_passed_on_whole_in_parts(server: Server) -> None:
+    output, sign = JournalOutput("kept", LAUNCH, Clock()), "\N{GRINNING FACE}"
+    output.write(b"\xff" * VALUE_BYTES + b"\n")
+    assert "".join(server.messages()) == "\ufffd" * VALUE_BYTES, "each byte takes three in the entry"
+    output.write(b"x" * (VALUE_BYTES + 1))
+    assert "".join(server.messages()) == "x" * (VALUE_BYTES + 1), "it does not wait for an end"
+    for byte in f"{sign}\n".encode():
+        output.write(bytes([byte]))
+    assert server.messages() == [sign]
+
+
+def test_what_no_terminal_prints_is_left_out(server: Server) -> None:
+    line = b"\x1b]0;a title\x07a\0b\bc\x1b[2Kd\te\n"
+    JournalOutput("kept", LAUNCH, Clock()).write(line)
+    assert server.messages() == ["abcd\te"]
 
 
 def test_what_a_journal_that_is_away_missed_is_counted(server: Server) -> None:
@@ -136,21 +149,21 @@ def test_a_relay_to_the_journal_sends_entries(
         theirs.recv(1)
 
 
-def test_routine_work_is_a_line_a_minute_with_the_count_of_the_others(
+def test_routine_work_is_a_line_a_minute_after_the_first_of_each_word(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = os.fstat(2)
     log = Log("download_watchdog", "demo", environ={"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
-    for number in range(100):
+    for number in range(100):  # a folder that grows
         log.info("file_verified", path=f"{number}.parquet")
-        log.info("file_released", path=f"{number}.parquet")
-    assert server.messages() == ["file_verified path=0.parquet"]
+        log.info("listing_complete", files=number)
+    assert server.messages() == ["file_verified path=0.parquet", "listing_complete files=0"]
     log.warning("download_failed", path="x")
     log.info("daemon_stopped")
     log.info("file_verified", path="y")
     assert server.messages() == [
         "download_failed path=x",
-        'daemon_stopped besides="100 file_released, 99 file_verified"',
+        'daemon_stopped besides="99 file_verified, 99 listing_complete"',
     ]
     monkeypatch.setattr(events, "ROUTINE_S", 0.0)
     log.info("source_proven", path="z")

@@ -67,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
     result = os.environ.get("MONITOR_SERVICE_RESULT", "unknown")
     exit_code = os.environ.get("MONITOR_EXIT_STATUS", "unknown")
     event, said = last_error(_journal(os.environ.get("MONITOR_INVOCATION_ID", "")))
-    log = Log(daemon.replace("-", "_"), pipeline)
+    file = f"{directory}/{pipeline}.yaml"
+    log = Log(daemon.replace("-", "_"), pipeline, file)
     log.critical(
         "unit_failed",
         unit=unit,
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         exit_code=exit_code,
         last_event=str(event.get("STOKER_EVENT") or "none"),
         last_error=said or "not known",
-        remedy=remedy(unit, f"{directory}/{pipeline}.yaml", exit_code, event),
+        remedy=remedy(unit, file, exit_code, event),
     )
     return 0
 

@@ -124,8 +124,8 @@ def read_path(value: object, info: ValidationInfo) -> Path:
     text = str(value) if isinstance(value, Path) else read_text(value)
     if text.startswith(("~", "$")):
         raise ValueError(f"{text!r}: `{text[0]}` is not expanded; write the whole path")
-    if "\0" in text:
-        raise ValueError("holds a NUL character; remove it")
+    if re.search(r"[\0\r\n]", text):  # a line break would end the line of a unit
+        raise ValueError("holds a NUL character or a line break; remove it")
     base = (info.context or {}).get("directory", Path("/"))
     return Path(os.path.normpath(base / text))
 

@@ -120,7 +120,7 @@ class DaemonContext:
         self.once, self.files_list, self.until = once, files_list, until
         self.layout, self.runtime = pipeline.layout, pipeline.runtime
         self.runtime.create()
-        self.log = Log(name, pipeline.name)
+        self.log = Log(name, pipeline.name, str(pipeline.file))
         self.metrics = Metrics(name, lambda: waiting_requests(self.layout, name))
         self.events = Events(self.layout, self.log, self.metrics.events)
         self.notifier = Notifier()

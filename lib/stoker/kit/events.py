@@ -32,16 +32,19 @@ _PLAIN = re.compile(r"[\w./:@%+,=*\[\]-]+")
 class Log:
     """Writes to the journal when standard error is connected to the journal, else lines to standard error.
 
-    The journal gets one line a minute about routine work, with a count of the others, which are events on
-    disk. A terminal gets sentences, any other output key=value. A line that cannot be written is lost in
-    silence: a failing log must not stop a daemon.
+    The journal gets the first line of each routine word, then one line a minute about routine work, with a
+    count of the others, which are events on disk. A terminal gets sentences, any other output key=value. A
+    line that cannot be written is lost in silence: a failing log must not stop a daemon.
     """
 
-    def __init__(self, daemon: str, pipeline: str, environ: Mapping[str, str] = os.environ) -> None:
-        self.daemon, self.pipeline = daemon, pipeline
+    def __init__(
+        self, daemon: str, pipeline: str, file: str = "", environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self.daemon, self.pipeline, self._file = daemon, pipeline, file
         self._tty = sys.stderr.isatty()
         self.footer = Footer(environ=environ)
         self._routine_at, self._held = -ROUTINE_S, Counter[str]()  # held back from the journal since then
+        self._told = set[str]()  # routine words that the journal has once: the first of each is no routine
         self._journal = Journal() if is_journal(STDERR, environ) else None
 
     def info(self, event: str, message: str = "", **fields: Any) -> None:
@@ -80,10 +83,11 @@ class Log:
         assert self._journal is not None
         if event in REGISTER and REGISTER[event].is_routine and level == "info":
             now = time.monotonic()
-            if now - self._routine_at < ROUTINE_S:
+            if event in self._told and now - self._routine_at < ROUTINE_S:
                 self._held[event] += 1
                 return True
             self._routine_at = now
+            self._told.add(event)
         if self._held and level == "info":
             words = ", ".join(f"{count} {word}" for word, count in self._held.most_common())
             text = f"{text} besides={_quoted(words)}".lstrip()
@@ -95,6 +99,7 @@ class Log:
             **({"MESSAGE_ID": message_id(event)} if event in REGISTER else {}),
             "STOKER_EVENT": event,
             "STOKER_PIPELINE": self.pipeline,
+            "STOKER_PIPELINE_FILE": self._file,
             "STOKER_DAEMON": self.daemon,
         }
         for name, value in fields.items():

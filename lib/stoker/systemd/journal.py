@@ -13,9 +13,13 @@ from collections.abc import Callable, Mapping
 
 SOCKET = "/run/systemd/journal/socket"
 VALUE_BYTES = 48 << 10  # fits a datagram; a longer value is cut
+PART = VALUE_BYTES // 4  # characters of a line in one entry: any of them fit
 BAR_S = 60.0  # between two lines of progress bars
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a last carriage return may be followed by a line feed
-_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")  # ECMA-48: journalctl would show a blob
+# ECMA-48's sequences, and what else no terminal prints: journalctl would show a blob.
+_ESCAPES = re.compile(
+    rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f]"
+)
 _RANK = re.compile(rb"\[[a-z_]+(\d+)\]:")  # torchrun --tee marks each rank's lines
 
 
@@ -44,7 +48,7 @@ class JournalOutput:
     def __init__(self, kept_at: str, environ: Mapping[str, str], clock: Callable[[], float]) -> None:
         self._journal, self._kept_at, self._clock = Journal(), kept_at, clock
         self._fields = {"PRIORITY": "6", "SYSLOG_IDENTIFIER": "stoker-trainer"}
-        names = ("STOKER_LAUNCH", "STOKER_RANK")
+        names = ("STOKER_PIPELINE", "STOKER_LAUNCH", "STOKER_RANK")
         self._fields |= {name: environ[name] for name in names if environ.get(name)}
         self._rest, self._is_bar, self._bar_at, self._dropped = b"", False, -BAR_S, 0
 
@@ -76,9 +80,12 @@ class JournalOutput:
         if self._dropped and self._send(f"[stoker: {self._dropped} bytes are only in {self._kept_at}]", {}):
             self._dropped = 0
         rank = _RANK.match(line)
+        more = {"STOKER_RANK": rank[1].decode()} if rank else {}
         text = line.decode("utf-8", "replace")
-        if not self._send(text, {"STOKER_RANK": rank[1].decode()} if rank else {}):
-            self._dropped += len(line)
+        for start in range(0, len(text), PART):
+            part = text[start : start + PART]
+            if not self._send(part, more):
+                self._dropped += len(part.encode())
 
     def _send(self, text: str, more: Mapping[str, str]) -> bool:
         return self._journal.send({"MESSAGE": text, **self._fields, **more})

@@ -241,7 +241,7 @@ def _agree(state: State, disk: Disk, message: Message) -> Iterator[Effect]:
             yield from copy_lost(sources[path], "its copy is not on warm")
     for path, reason in found.renew:
         disk.published.discard(sources[path].key16)
-        yield StartOver(sources[path], reason, "warning" if is_hot else "error")
+        yield StartOver(sources[path], reason, "warning")
         state.retries.succeeded(path)  # this was the cause of its failures
     if not disk.is_agreed:  # on a later look, an apparent leftover may be a set being made
         disk.discard(*found.remove)

@@ -145,7 +145,7 @@ def _warnings(pipeline: Pipeline, manager: Manager, account: Account | None) -> 
     """Yields what would keep the units from their work on this machine."""
     source, external = pipeline.dataset.source, pipeline.train.external
     if not manager.is_users:
-        yield from _unreadable(pipeline.file, account)
+        yield from _unreadable(pipeline, account)
         for place in (pipeline.hot if pipeline.has_data else None, pipeline.warm):
             if place is not None and not place.exists():
                 who = account.name if account else ACCOUNT
@@ -159,16 +159,19 @@ def _warnings(pipeline: Pipeline, manager: Manager, account: Account | None) -> 
         yield f"train.external.directory is not set: the trainer runs in {where}, and may not write there"
 
 
-def _unreadable(file: Path, account: Account | None) -> Iterator[str]:
+def _unreadable(pipeline: Pipeline, account: Account | None) -> Iterator[str]:
     """Yields a sentence where the daemons' account may not read the file, as far as its mode tells."""
     import grp
     import pwd
 
-    name = account.name if account else ACCOUNT
+    name, file, state = account.name if account else ACCOUNT, pipeline.file, pipeline.state
     try:
         entry, found = pwd.getpwnam(name), file.stat()
     except KeyError:
-        yield f"there is no user {name} yet: systemd-sysusers makes it"
+        if name == ACCOUNT:
+            yield f"there is no user {name} yet: systemd-sysusers makes it"
+        else:
+            yield f"{state} is user {name}'s, whom systemd does not know: chown -R {ACCOUNT}: {state}"
         return
     groups = os.getgrouplist(name, entry.pw_gid)
     bits = 0o400 if found.st_uid == entry.pw_uid else 0o040 if found.st_gid in groups else 0o004

@@ -81,7 +81,7 @@ def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -
     words = text.split()
     if file is None and not words:
         return None
-    if len(words) != 1 or not words[0].isascii():
+    if len(words) != 1 or not re.fullmatch("[!-~]+", words[0]):  # an error about its header would tell it
         raise UnavailableError(
             f"{file or 'HF_TOKEN'} holds no token; it is to hold the hub's access token, one word of ASCII, "
             "and nothing else"

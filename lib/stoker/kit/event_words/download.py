@@ -73,7 +73,7 @@ DOWNLOAD: Words = {
         "Compare the list with the source: `stoker download FILE --dry-run`.",
         "Correct the list.",
     ),
-    "foreign_files": info("another client's unfinished files lie in the source", "They are left alone."),
+    "foreign_files": routine("another client's unfinished files lie in the source and are left alone"),
     "hash_failed": warning(
         "a file could not be hashed",
         "It is tried again; the other files go on.",
@@ -105,7 +105,7 @@ DOWNLOAD: Words = {
         HANGS,
         "Mend the disk or the mount.",
     ),
-    "listing_complete": info("every file of the listing is vouched for"),
+    "listing_complete": routine("every file of the listing is vouched for"),
     "receipt_disputed": warning(
         "a file's content differs from its receipt",
         "It is hashed again, and fetched again where it is wrong.",

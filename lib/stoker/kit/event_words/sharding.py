@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.kit.event_words.shared import DISK_FULL, QUARANTINE_DROPPED
-from stoker.kit.event_words.word import Words, error, info, routine, warning
+from stoker.kit.event_words.word import Word, Words, error, info, routine, warning
 
 WARM = "Run `mount`, and `ls` on the warm disk; read `dmesg`: is it read-only?"
 HOT = "Run `mount`, and `ls` on the hot disk; read `dmesg`."
@@ -30,7 +30,7 @@ SHARD: Words = {
         "Look for {path} in the source and in its backup.",
         "Put a good copy of the file back.",
     ),
-    "dataset_complete": info("every listed source came to its end"),
+    "dataset_complete": routine("every listed source came to its end"),
     "dataset_pinned": info("the dataset's build is pinned"),
     "disk_enough": info("a disk has room for the next work again"),
     "disk_full": DISK_FULL,
@@ -173,7 +173,14 @@ SHARD: Words = {
     ),
     "source_released": routine("a source's parquet left the hot disk"),
     "source_released_from_quarantine": info("a source starts over from quarantine"),
-    "source_renewed": routine("a source starts over"),
+    "source_renewed": Word(
+        "info",
+        "a source starts over",
+        "It is built again from its file; the other files go on.",
+        "Read the reason above: did the file change, or a disk lose or rot its set?",
+        "Nothing, unless more follow: then mend the disk that the reason names.",
+        is_routine=True,
+    ),
     "source_waits_for_memory": warning(
         "a file waits until it can be built alone",
         "Its documents are large; the other files go on first.",

@@ -80,7 +80,7 @@ TRAINING: Words = {
     "leftovers_found": warning(
         "processes of an earlier launch still run",
         "They are ended before the next launch.",
-        "See who started {pids}: `ps -o pid,ppid,stat,cmd -p`.",
+        "Who started them? Run `ps -fp PID` for each of {pids}.",
         "Nothing, unless they do not end: then mend the disk or the driver that holds them.",
     ),
     "loss_diverged": error(

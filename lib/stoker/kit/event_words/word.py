@@ -19,7 +19,7 @@ class Word:
     """A word's usual level and texts: `subject` is a headline, the others are plain sentences.
 
     `alert` names the section of the runbook whose act `do` is.
-    A routine word is one of many alike when all is well: the journal gets one routine line a minute.
+    A routine word is one of many alike when all is well: the journal gets the first, then one line a minute.
     """
 
     level: str

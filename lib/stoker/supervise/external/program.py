@@ -43,6 +43,7 @@ def program(
     `micro_batch` is what is left of a trainer's after memory ran out.
     """
     train, built_in = pipeline.train, trainer_environment(environ, launch, layout)
+    built_in["STOKER_PIPELINE"] = pipeline.name  # the lines of each trainer in the journal have it
     if train.command is None:
         return Program(TRAINER, {**built_in, "STOKER_RANK": "0"})  # its lines in the journal have the rank
     directory = working_directory(pipeline)
