@@ -142,7 +142,10 @@ def test_the_token_is_not_sent_where_pages_and_redirects_lead(hub: LoopbackHub, 
     assert len([each for each in hub.requests("tree") if each["host"] == "127.0.0.3"]) == 2
 
 
-@pytest.mark.parametrize("proxy", ["socks5://user:sEcret@127.0.0.1:1", "foo://user:sEcret@127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "proxy",
+    ["socks5://user:sEcret@127.0.0.1:1", "foo://user:sEcret@127.0.0.1:1", "http://user:sEcret#@127.0.0.1:1"],
+)
 def test_a_proxy_that_no_client_can_use_is_told_by_its_variables(
     proxy: str, hub: LoopbackHub, python: str
 ) -> None:

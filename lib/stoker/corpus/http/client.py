@@ -196,6 +196,8 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
 def client_does_not_start(error: Exception) -> UnavailableError:
     """Returns the error for an HTTP client that rejects its environment."""
     said = str(error).split(". Make sure", maxsplit=1)[0]
+    if isinstance(error, httpx2.InvalidURL):  # which may quote a piece of the password
+        said = "the address of a proxy cannot be read (# / ? @ in its password are written %23 %2F %3F %40)"
     return UnavailableError(
         f"the HTTP client does not start: {said}; look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
     )

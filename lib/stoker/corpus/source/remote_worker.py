@@ -172,7 +172,7 @@ class _Hub:
         self._file_type = RepoFile
         try:
             session = huggingface_hub.get_session()
-        except (ImportError, ValueError, OSError) as error:
+        except Exception as error:
             from stoker.corpus.http.client import client_does_not_start  # noqa: PLC0415 - as below
 
             raise client_does_not_start(error) from error

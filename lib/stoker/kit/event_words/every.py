@@ -20,7 +20,8 @@ EVERY: Words = {
         "the daemon ended uncleanly again and again",
         "Three times within 15 minutes it was killed or failed. systemd goes on starting it.",
         "Run `journalctl -u 'stoker-*@NAME' -b -p warning`, and `dmesg`: what came before each end?",
-        "Do what the sentence at its end says (exit codes). Report a traceback, with `stoker version`.",
+        "Do what the sentence at its end says; after a kill by the kernel, give it memory. "
+        "Report a traceback, with `stoker version`.",
         alert="StokerDaemonRestarting",
     ),
     "record_damaged": error(
