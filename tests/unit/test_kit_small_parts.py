@@ -136,13 +136,15 @@ def test_the_journal_gets_fields_when_stderr_is_connected_to_it(
     stderr = os.fstat(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(path)
-        log = Log("stage_shard", "demo", environ={"JOURNAL_STREAM": f"{stderr.st_dev}:{stderr.st_ino}"})
+        log = Log(
+            "stage_shard", "demo", "/f.yaml", environ={"JOURNAL_STREAM": f"{stderr.st_dev}:{stderr.st_ino}"}
+        )
         log.error("daemon_failed", message="two\nlines", exit_code=70)
         fields = server.recv(1 << 16).decode().splitlines()
     assert {"PRIORITY=3", "STOKER_EVENT=daemon_failed", "STOKER_PIPELINE=demo", "STOKER_EXIT_CODE=70"} <= set(
         fields
     )
-    assert "SYSLOG_IDENTIFIER=stoker-stage-shard" in fields
+    assert {"SYSLOG_IDENTIFIER=stoker-stage-shard", "STOKER_PIPELINE_FILE=/f.yaml"} <= set(fields)
     assert "MESSAGE_ID=" + message_id("daemon_failed") in fields
 
 
