@@ -1,8 +1,11 @@
-"""What holds for every test: no deadline for property tests, Ctrl-C for every child, long files first."""
+"""What holds for every test: no deadline for property tests, Ctrl-C for every child, dear files first."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections import deque
+from itertools import chain, groupby
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,17 +19,29 @@ settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files with a test that takes long, the longest first: what runs at the end, beside idle processes, is short.
+# The dearest files, the dearest first.
 LONG = (
-    *("small_disk", "failure_policy", "download_kills", "download_daemon", "cold_start", "hold", "full_disk"),
-    *("train_supervisor_kills", "dead_mounts", "data_kills", "warm_runs", "replay", "stoker_run"),
-    *("supervisor_hangs", "supervisor_kills", "supervisor_faults"),
-    *("units", "dashboards_live", "live_scenario", "alertmanager"),
-    *("adoption", "corruption", "checkpoint_mirror", "data_daemons", "warm", "bad_input", "cli_looking"),
+    *("acceptance", "install", "download_daemon", "units", "sealer_kills", "failure_policy"),
+    *("small_disk", "train_supervisor_kills", "dead_mounts", "stoker_run", "download_kills", "data_kills"),
+    *("dashboards_live", "train_supervisor_reload", "foreign_examples", "trainer_compile", "drop_ins"),
+    *("full_disk", "hold", "train_supervisor", "data_daemons", "rollback", "user_units", "warm_runs"),
+    *("replay", "launch_policy", "checkpoint_mirror", "foreign_trainer", "foreign_checkpoints"),
+    *("foreign_output", "alertmanager", "adoption", "cold_start", "supervisor_hangs", "supervisor_faults"),
+    *("supervisor_kills", "live_scenario", "corruption", "warm", "bad_input", "cli_looking", "container"),
 )
 
 
+@pytest.hookimpl(trylast=True)  # what is not selected has gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of these files before the others."""
+    """Let each of the processes side by side begin with some of the dear files and end with unit tests."""
     place = {f"test_{name}.py": number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.name, len(LONG)))
+    items.sort(key=lambda item: ("unit" in item.path.parts, place.get(item.path.name, len(LONG))))
+    files = [list(tests) for _, tests in groupby(items, lambda item: item.path)]
+    dear = [tests for tests in files if "unit" not in tests[0].path.parts]
+    cheap = deque(chain.from_iterable(files[len(dear) :]))
+    processes, left = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), len(items)
+    items.clear()
+    for number in range(processes):
+        share = list(chain.from_iterable(dear[number::processes]))
+        room = (left - len(items)) // (processes - number) - len(share)  # as xdist deals them out
+        items += share + [cheap.popleft() for _ in range(min(room, len(cheap)))]
