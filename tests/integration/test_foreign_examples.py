@@ -49,26 +49,24 @@ def goes_on(example: Example, *, is_overwritten: bool = False) -> None:
     assert example.told(3)[0] == last + 1
 
 
-def test_nanogpt_is_resumed_with_the_next_step(tmp_path: Path) -> None:
-    run = make_example(tmp_path / "home", "train_nanogpt.py", *words(**NANOGPT))
-    with Example(run) as example:
-        goes_on(example, is_overwritten=True)
-
-
-@pytest.mark.long
-def test_the_hf_trainer_is_resumed_with_the_next_step(tmp_path: Path) -> None:
-    command = words(**SHAPE, **HF)
-    run = make_example(tmp_path / "home", "train_hf.py", *command, checkpoints="out/checkpoint-*")
-    with Example(run) as example:
-        goes_on(example)
-
-
-@pytest.mark.long
-def test_lightning_is_resumed_with_the_next_step(tmp_path: Path) -> None:
-    command = words(**SHAPE, **LIGHTNING)
-    run = make_example(tmp_path / "home", "train_lightning.py", *command, checkpoints="out/step=*.ckpt")
-    with Example(run) as example:
-        goes_on(example)
+@pytest.mark.parametrize(
+    ("script", "settings", "external"),
+    [
+        ("train_nanogpt.py", NANOGPT, {}),
+        pytest.param("train_hf.py", SHAPE | HF, {"checkpoints": "out/checkpoint-*"}, marks=pytest.mark.long),
+        pytest.param(
+            "train_lightning.py",
+            SHAPE | LIGHTNING,
+            {"checkpoints": "out/step=*.ckpt"},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_trainer_is_resumed_with_the_next_step(
+    tmp_path: Path, script: str, settings: dict[str, object], external: dict[str, str]
+) -> None:
+    with Example(make_example(tmp_path / "home", script, *words(**settings), **external)) as example:
+        goes_on(example, is_overwritten=not external)
 
 
 @pytest.mark.long

@@ -16,38 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from support.boxed import head, training
 from support.installing import built_wheel, next_wheel, packages_apart
 from support.sites import SMALL_TRAINER
 from support.text import documents, write_parquet
 from support.waiting import LONG_S, wait_until
 from systemd.box import Box, missing, missing_hybrid
 
-HEAD = """
-name: {name}
-state: /var/lib/stoker/{name}
-hot: /srv/fast/{name}
-stage: {{settle: 0s, free_floor: 0}}
-metrics: {{ports: {{download: 0, shard: 0, train: 0}}}}
-plan: {{segment_tokens: 1000}}
-"""
-TRAINS = (
-    HEAD.format(name="one")
-    + """
-dataset: {name: words, source: {kind: folder, path: /srv/parquet}, filters: {min_chars: 1}}
-tokenizer: {train: {vocab_size: 300, train_bytes: 100kB}}
-shard: {val_ratio: 0.05, release: never}
-train:
-  steps: 1000000
-  start_when: {tokens: 1000, shard_sets: 1}
-  model: {layers: 1, width: 16, heads: 2, kv_heads: 2, ffn_width: 32}
-  seq_len: 32
-  global_batch: 4
-  evaluate: {every_steps: 1000, tokens: 1024}
-  checkpoint: {every: null, every_steps: 200}
-"""
-)
+TRAINS = training("one", "every: null, every_steps: 200")
 WAITS = (
-    HEAD.format(name="two")
+    head("two")
     + """
 dataset: {name: words, source: {kind: hub, repo: a/b, endpoint: "http://127.0.0.1:8099"}}
 train: {steps: 10, model: tiny}

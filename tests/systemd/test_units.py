@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from support.boxed import training
 from support.installing import built_wheel, packages_apart
 from support.prometheus import LACKING
 from support.text import documents, write_parquet
@@ -25,28 +26,7 @@ from systemd.box import Box, missing
 
 REPO = Path(__file__).resolve().parents[2]
 DAEMONS = ("download-watchdog", "stage-shard", "train-supervisor")
-PIPELINE = """
-name: thread
-state: /var/lib/stoker/thread
-hot: /srv/fast/thread
-dataset:
-  name: words
-  source: {kind: folder, path: /srv/parquet}
-  filters: {min_chars: 1}
-stage: {settle: 0s, free_floor: 0}
-tokenizer: {train: {vocab_size: 300, train_bytes: 100kB}}
-shard: {val_ratio: 0.05, release: never}
-plan: {segment_tokens: 1000}
-train:
-  steps: 1000000
-  start_when: {tokens: 1000, shard_sets: 1}
-  model: {layers: 1, width: 16, heads: 2, kv_heads: 2, ffn_width: 32}
-  seq_len: 32
-  global_batch: 4
-  evaluate: {every_steps: 1000, tokens: 1024}
-  checkpoint: {every: 30m}
-metrics: {ports: {download: 0, shard: 0, train: 0}}
-"""
+PIPELINE = training("thread", "every: 30m")
 
 # The README's own lines set the box up, word for word but for the pipeline's name.
 README = (REPO / "deploy" / "systemd" / "README.md").read_text().replace("fineweb", "thread")

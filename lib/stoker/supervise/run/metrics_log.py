@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.retention import History
-from stoker.store.files import make_dir, write_all, write_atomic
+from stoker.store.files import make_dir, write_all
 from stoker.store.record import parse_json
 from stoker.supervise.run.early_stop import read_evaluations
 
@@ -53,7 +53,7 @@ class MetricsLog(RowLog):
 
     def __init__(self, path: Path, *, history: History = ((0, None),), resume_step: int) -> None:
         make_dir(path.parent)
-        _cut(path, history[0][0], resume_step)
+        cut_end(path, history[0][0], resume_step)
         self.evaluations = read_evaluations(path, history, resume_step)
         super().__init__(path, history[0][0])
 
@@ -69,7 +69,9 @@ class MetricsLog(RowLog):
 
 
 def cut_end(path: Path, timeline: int, resume_step: int) -> None:
-    """Removes the timeline's rows beyond the resume step, and unreadable lines, from the log's end.
+    """Removes what a killed launch left at the log's end, and an evaluation that was not finite.
+
+    That is the timeline's rows beyond the resume step, and unreadable lines.
 
     Looks at no more than that end, up to the first row that stays: in a log whose steps only rise within a
     timeline nothing before it goes, and a daemon that has no minute for all rows of a year may call it.
@@ -82,7 +84,7 @@ def cut_end(path: Path, timeline: int, resume_step: int) -> None:
             lines = block.splitlines(keepends=True)
             for line in reversed(lines[1:] if len(block) < end else lines):
                 row = _row(line)
-                if row is not None and (row["timeline"] != timeline or row["step"] <= resume_step):
+                if row is not None and (row["timeline"] != timeline or _stays(row, resume_step)):
                     log.truncate(end)
                     return
                 end -= len(line)
@@ -91,35 +93,12 @@ def cut_end(path: Path, timeline: int, resume_step: int) -> None:
         log.truncate(0)
 
 
+def _stays(row: Mapping[str, Any], resume_step: int) -> bool:
+    return row["step"] <= resume_step and row.get("val_loss", 0.0) is not None
+
+
 def _is_endless(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)  # JSON has no such number
-
-
-def _cut(path: Path, timeline: int, resume_step: int) -> None:
-    """Removes the timeline's rows beyond the resume step or without a finite loss, and unreadable lines.
-
-    Mostly they are the log's end. Only what follows them is held in memory: a log may have gigabytes.
-    """
-    kept, later, is_cut = 0, list[bytes](), False
-    try:
-        with path.open("rb") as lines:
-            for line in lines:
-                row = _row(line)
-                if row is None or (
-                    row["timeline"] == timeline
-                    and (row["step"] > resume_step or row.get("val_loss", 0.0) is None)
-                ):
-                    is_cut = True
-                elif is_cut:
-                    later.append(line)
-                else:
-                    kept += len(line)
-    except FileNotFoundError:
-        write_atomic(path, b"")
-    if later:
-        write_atomic(path, path.read_bytes()[:kept] + b"".join(later))
-    elif is_cut:
-        os.truncate(path, kept)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
