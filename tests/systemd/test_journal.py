@@ -20,7 +20,8 @@ from pathlib import Path
 from stoker.kit.events import Log
 from stoker.kit.guard import guard_command
 from stoker.kit.lock import Lock
-log = Log("stage_shard", "thread")
+log = Log("stage_shard", "thread", "/srv/thread.yaml")
+log.error("daemon_failed", "a reason")
 log.error("disk_full", place="hot", path="/hot/a.parquet")
 log.error("worker_stuck", activity="build", path="a", pid=4711, reason="no end")
 lock = Lock.acquire(Path("/tmp/lock"), purpose="supervisor")
@@ -52,6 +53,7 @@ def test_the_journal_explains_events_and_knows_the_launch_of_a_trainers_lines() 
         assert "Do: Make room; it looks every few seconds." in told
         assert "A write met a full disk; its work waits (thread: disk_full)" in told
         assert "cat /proc/4711/stack" in told, "a field of the event is in the text"
+        assert "`stoker config check /srv/thread.yaml`" in told, "the file wherever it is"
 
         entries = box.journal_json("here", "-t", "stoker-trainer")
         assert [(entry["MESSAGE"], entry.get("STOKER_RANK")) for entry in entries] == [
