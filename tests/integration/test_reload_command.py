@@ -94,7 +94,7 @@ def test_without_a_daemon_nothing_is_reloaded(
     monkeypatch.delenv("MAINPID", raising=False)
     site = Site(tmp_path / "site", capsys)
     assert site.reload() == 69
-    assert "no daemon of pipeline data runs" in site.told()
+    assert f"no daemon of pipeline data runs with the state {site.data.pipeline.state}" in site.told()
     site.data.pipeline.layout.create()
     site.data.pipeline.layout.lock(TRAIN_SUPERVISOR).write_text('{"pid": 1, "purpose": "train_supervisor"}\n')
     assert site.reload("--daemon", "train-supervisor") == 69, "its lock is free"

@@ -154,16 +154,17 @@ def test_routine_work_is_a_line_a_minute_after_the_first_of_each_word(
 ) -> None:
     found = os.fstat(2)
     log = Log("download_watchdog", "demo", environ={"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
-    for number in range(100):  # a folder that grows
-        log.info("file_verified", path=f"{number}.parquet")
-        log.info("listing_complete", files=number)
-    assert server.messages() == ["file_verified path=0.parquet", "listing_complete files=0"]
+    growing = ("file_verified", "listing_complete", "source_proven", "dataset_complete", "plan_grown")
+    for number in range(100):  # a file more in the folder
+        for word in growing:
+            log.info(word, files=number)
+    assert server.messages() == [f"{word} files=0" for word in growing]
     log.warning("download_failed", path="x")
     log.info("daemon_stopped")
     log.info("file_verified", path="y")
     assert server.messages() == [
         "download_failed path=x",
-        'daemon_stopped besides="99 file_verified, 99 listing_complete"',
+        f'daemon_stopped besides="{", ".join(f"99 {word}" for word in growing)}"',
     ]
     monkeypatch.setattr(events, "ROUTINE_S", 0.0)
     log.info("source_proven", path="z")

@@ -54,7 +54,8 @@ def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
         _refuse_another_state(pipeline)
         what = "no daemon" if named is None else f"the {named}"
         raise UnavailableError(
-            f"{what} of pipeline {pipeline.name} runs; what starts next reads the file as it is"
+            f"{what} of pipeline {pipeline.name} runs with the state {pipeline.state}; what starts next "
+            "reads the file as it is"
         )
     for daemon, process in running.items():
         event = _reload(pipeline, daemon, process, until)
