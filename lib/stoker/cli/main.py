@@ -17,51 +17,39 @@ from stoker.store.errors import ConfigError, StokerError
 COMPLETE = "_STOKER_COMPLETE"
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
 
-# name: (module, attribute, help); a module is imported only when its command is called.
+# name: (module, help); a module is imported only when its command is called.
 COMMANDS = {
-    "run": ("stoker.cli.pipeline.run", "run", "Run a pipeline's three daemons in the foreground."),
-    "train": ("stoker.cli.pipeline.train", "train", "Train a pipeline's run in the foreground, by hand."),
-    "watch": ("stoker.cli.pipeline.watch", "watch", "Keep a command of your own running, without a file."),
-    "status": ("stoker.cli.pipeline.status", "status", "Show what each daemon does, the data and the run."),
-    "events": ("stoker.cli.pipeline.events", "events", "Show what happened, oldest first."),
-    "download": ("stoker.cli.data.download", "download", "Fetch a source's files, or list them."),
-    "rows": ("stoker.cli.data.rows", "rows", "Write the first rows of a source to a file."),
-    "audit": ("stoker.cli.runs.audit", "audit", "Recount every document, token and step from the disk."),
-    "runs": ("stoker.cli.runs.runs", "runs", "Show the run's launches and where its time went."),
-    "checkpoint": ("stoker.cli.runs.checkpoint", "checkpoint", "Show the checkpoints of a run."),
-    "rollback": ("stoker.cli.runs.rollback", "rollback", "Take the run back to a checkpoint."),
-    "skip-set": ("stoker.cli.runs.rollback", "skip_set", "Give up a shard set that cannot be restored."),
-    "pause": ("stoker.cli.runs.hold", "pause", "Stop training until it is resumed."),
-    "resume": ("stoker.cli.runs.hold", "resume", "Go on with a run that is paused or halted."),
-    "replay": ("stoker.cli.runs.replay", "replay", "Train a recorded run again and compare it bit by bit."),
-    "quarantine": ("stoker.cli.data.quarantine", "quarantine", "List, release or drop quarantined files."),
-    "verify": ("stoker.cli.data.verify", "verify", "Prove shard sets, parquet, checkpoints or downloads."),
-    "plan": ("stoker.cli.runs.plan", "plan", "Show the order of the training data and the run's position."),
-    "batch": ("stoker.cli.runs.batch", "batch", "Show which documents were in a step."),
-    "where": ("stoker.cli.runs.where", "where", "Show which steps saw a row of a source file."),
-    "generate": ("stoker.cli.runs.generate", "generate", "Continue a text with a checkpoint's model."),
-    "export-model": (
-        "stoker.cli.runs.export_model",
-        "export_model",
-        "Write a checkpoint's model for Hugging Face transformers.",
-    ),
-    "client": ("stoker.cli.runs.client", "client", "Print the client for a trainer of your own."),
-    "export": ("stoker.cli.data.export", "export", "Write shard sets in other trainers' formats."),
-    "import": ("stoker.cli.data.import_", "import_", "Import tokens that another tool made."),
-    "memory": ("stoker.cli.memory.group", "memory", "Record, show and diagnose what memory is taken."),
-    "config": (
-        "stoker.cli.pipeline.config",
-        "config",
-        "Check a pipeline file, or show the settings in force.",
-    ),
-    "units": ("stoker.cli.pipeline.units", "units", "Show or write what the systemd units take from a file."),
-    "reload": (
-        "stoker.cli.pipeline.reload",
-        "reload",
-        "Have the daemons take up a changed file or new code.",
-    ),
-    "help": ("stoker.cli.main", "help_", "Show the help of a command."),
-    "version": ("stoker.cli.main", "version", "Show the version of Stoker."),
+    "run": ("pipeline.run", "Run a pipeline's three daemons in the foreground."),
+    "train": ("pipeline.train", "Train a pipeline's run in the foreground, by hand."),
+    "watch": ("pipeline.watch", "Keep a command of your own running, without a file."),
+    "status": ("pipeline.status", "Show what each daemon does, the data and the run."),
+    "events": ("pipeline.events", "Show what happened, oldest first."),
+    "download": ("data.download", "Fetch a source's files, or list them."),
+    "rows": ("data.rows", "Write the first rows of a source to a file."),
+    "audit": ("runs.audit", "Recount every document, token and step from the disk."),
+    "runs": ("runs.runs", "Show the run's launches and where its time went."),
+    "checkpoint": ("runs.checkpoint", "Show the checkpoints of a run."),
+    "rollback": ("runs.rollback", "Take the run back to a checkpoint."),
+    "skip-set": ("runs.rollback", "Give up a shard set that cannot be restored."),
+    "pause": ("runs.hold", "Stop training until it is resumed."),
+    "resume": ("runs.hold", "Go on with a run that is paused or halted."),
+    "replay": ("runs.replay", "Train a recorded run again and compare it bit by bit."),
+    "quarantine": ("data.quarantine", "List, release or drop quarantined files."),
+    "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
+    "plan": ("runs.plan", "Show the order of the training data and the run's position."),
+    "batch": ("runs.batch", "Show which documents were in a step."),
+    "where": ("runs.where", "Show which steps saw a row of a source file."),
+    "generate": ("runs.generate", "Continue a text with a checkpoint's model."),
+    "export-model": ("runs.export_model", "Write a checkpoint's model for Hugging Face transformers."),
+    "client": ("runs.client", "Print the client for a trainer of your own."),
+    "export": ("data.export", "Write shard sets in other trainers' formats."),
+    "import": ("data.import_", "Import tokens that another tool made."),
+    "memory": ("memory.group", "Record, show and diagnose what memory is taken."),
+    "config": ("pipeline.config", "Check a pipeline file, or show the settings in force."),
+    "units": ("pipeline.units", "Show or write what the systemd units take from a file."),
+    "reload": ("pipeline.reload", "Have the daemons take up a changed file or new code."),
+    "help": ("main", "Show the help of a command."),
+    "version": ("main", "Show the version of Stoker."),
 }
 
 
@@ -74,8 +62,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(f"stoker.cli.{COMMANDS[cmd_name][0]}")
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, f"{name}_" if name in ("help", "import") else name)
         return command
 
     def resolve_command(
@@ -88,7 +77,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(

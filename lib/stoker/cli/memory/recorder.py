@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.cli.memory.inside import GpuMemory, LinePipe, PythonReports, python_environment
+from stoker.cli.memory.signal_fd import Arrived, SignalFd
 from stoker.kit.exec import launch_command, set_child_subreaper
 from stoker.kit.loop import Waiter
 from stoker.kit.process import (
@@ -21,7 +22,6 @@ from stoker.kit.process import (
     signal_name,
     signal_process,
 )
-from stoker.kit.signal_fd import Arrived, SignalFd
 from stoker.observe.machine import MemoryWatch
 from stoker.observe.recording import NOTE_CHARS, Kind, RecordingFile, Row
 from stoker.observe.tree_memory import PssWatch, tree_memory
