@@ -44,6 +44,7 @@ def test_a_trainer_notices_no_reload_and_nothing_is_lost_or_left(
         wait_until(lambda: run.events("reloaded"), what="the first reload")
         launched = wait_until(lambda: run.events("trainer_launched"), what="the launch")[0]
         wait_until(lambda: trains(run, launched["launch"]), what="its first step")  # it has told its numerics
+        wait_for_a_cycle(run)  # or the new image has not opened all of its descriptors
         (trainer,) = run.trainers()
         launches, place, at_rest = run.run.launches.read_bytes(), metrics_place(run), at_rest_now(daemon, run)
         with (
@@ -238,10 +239,15 @@ def reload(run: TrainPipeline, daemon: RunningDaemon, **changes: Any) -> None:
     configure(run, **changes)
     hang_up(daemon)
     wait_until(lambda: run.events("reloaded")[before:], what="the reload")
-    wait_until(lambda: run.metrics()["stoker_train_step",] >= 0, what="its first cycle")  # NaN before
+    wait_for_a_cycle(run)
     run.wait_for_step(run.last_step() + 3)
     assert daemon.process.poll() is None
     assert run.data.status(TRAIN_SUPERVISOR)["pid"] == pid
+
+
+def wait_for_a_cycle(run: TrainPipeline) -> None:
+    """Wait until the image that runs now has been through a cycle: its metrics are NaN before."""
+    wait_until(lambda: run.metrics()["stoker_train_step",] >= 0, what="its first cycle")
 
 
 def trains(run: TrainPipeline, launch: str) -> bool:
