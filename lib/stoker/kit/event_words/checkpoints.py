@@ -62,7 +62,7 @@ CHECKPOINTS: Words = {
     "checkpoint_unreadable": warning(
         "a checkpoint cannot be read now",
         "The trainer is not started: not readable is not wrong. It is tried again.",
-        "Is the file system mounted? Run `ls -l` on {path}: may the daemon's user read it?",
+        "Is the file system mounted? Run `ls -l` on {path} of the run: may the daemon's user read it?",
         "Make room or mend the state disk.",
         alert="StokerCheckpointOld",
     ),

@@ -90,7 +90,7 @@ DOWNLOAD: Words = {
     "landing_release_refused": warning(
         "a file that is no longer needed cannot be removed",
         "It takes room; nothing else is wrong.",
-        "Read the reason above; run `ls -l` on {path}.",
+        "Read the reason above; run `ls -l` on {path} in the landing.",
         "Give the file back to the daemon's user, or remove it by hand.",
     ),
     "landing_unavailable": error(
@@ -134,7 +134,7 @@ DOWNLOAD: Words = {
     "source_refused": warning(
         "a source file has a name or kind that is refused",
         "It is passed over; the other files are used.",
-        "Run `ls -l` on {path}: a symbolic link, or an unusable name?",
+        "Run `ls -l` on {path} in the source: a symbolic link, or an unusable name?",
         "Rename it, or put the file itself there.",
     ),
     "source_refuses": error(
@@ -160,13 +160,13 @@ DOWNLOAD: Words = {
     "source_unreadable": warning(
         "a source file cannot be read",
         "It is passed over until it can.",
-        "Run `ls -l` on {path}; read `dmesg`.",
+        "Run `ls -l` on {path} in the source; read `dmesg`.",
         "Let the daemon's user read it, or mend the disk.",
     ),
     "source_vanished": warning(
         "a source file is not listed any more",
         "What was built of it stays.",
-        "Ask who removed {path}.",
+        "Ask who removed it.",
         "Nothing, if that was meant; else put it back.",
     ),
 }

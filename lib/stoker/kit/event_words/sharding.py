@@ -172,7 +172,7 @@ SHARD: Words = {
         alert="StokerQuarantineGrowing",
     ),
     "source_released": routine("a source's parquet left the hot disk"),
-    "source_released_from_quarantine": info("a source starts over from quarantine"),
+    "source_released_from_quarantine": routine("a source starts over from quarantine"),
     "source_renewed": Word(
         "info",
         "a source starts over",
