@@ -128,6 +128,19 @@ def test_what_a_journal_that_is_away_missed_is_counted(server: Server) -> None:
     assert server.messages() == ["[stoker: 5 bytes are only in /log/output.txt]", "and on"]
 
 
+def test_a_trainer_that_floods_leaves_room_for_the_supervisors_own_lines(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "BURST_LINES", 3)
+    clock = Clock()
+    output = JournalOutput("kept", LAUNCH, clock)
+    output.write(b"flood\n" * 100)
+    assert server.messages() == ["flood"] * 3
+    clock.now += journal.BURST_S
+    output.write(b"calm\n")
+    assert server.messages() == ["[stoker: 485 bytes are only in kept]", "calm"]
+
+
 def test_a_relay_to_the_journal_sends_entries(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
