@@ -55,6 +55,7 @@ def test_a_trainer_of_the_users_own_gets_its_own_path_of_the_checkpoint(tmp_path
         "STOKER_RESUME_STEP": "7",
         "STOKER_MICRO_BATCH": "4",
     }
+    assert it.environ["STOKER_PIPELINE"] == "mine"
     assert not {"PYTHONSAFEPATH", "STOKER_PLAN", "STOKER_TIMELINES", "STOKER_SHARDS"} & set(it.environ)
 
 
