@@ -232,10 +232,15 @@ def sentence(event: Mapping[str, Any]) -> str:
         text = template.format_map(fields)
     except KeyError:
         text = _generic(word, fields)
-    if word in REGISTER and REGISTER[word].level != "info" and not fields.keys() & set(MEANING):
-        means = re.sub(r"\{(\w+)\}", lambda named: str(fields.get(named[1], named[1])), REGISTER[word].means)
-        text = f"{text}. {means}"
-    return harmless(cut_sums(text))
+    return harmless(cut_sums(f"{text}. {means}" if (means := meaning(event)) else text))
+
+
+def meaning(event: Mapping[str, Any]) -> str:
+    """Returns what the register says an event means that is bad and says no more of itself; else ""."""
+    word = REGISTER.get(str(event.get("event")))
+    if word is None or word.level == "info" or any(event.get(name) for name in MEANING):
+        return ""
+    return re.sub(r"\{(\w+)\}", lambda named: str(event.get(named[1], named[1])), word.means)
 
 
 def _filled(part: str, fields: Mapping[str, _Words]) -> str:

@@ -20,7 +20,7 @@ from stoker.cli.options import pipeline_file
 from stoker.config.schema import Pipeline
 from stoker.config.units import parse_duration
 from stoker.kit.events import EventTail, format_fields
-from stoker.kit.terminal import DIM, GREEN, HIDDEN, RED, YELLOW, Footer, sentence
+from stoker.kit.terminal import DIM, GREEN, HIDDEN, RED, YELLOW, Footer, meaning, sentence
 from stoker.observe.progress import download_parts, progress_line, shard_parts
 from stoker.store.errors import UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
@@ -133,7 +133,7 @@ def event_line(event: Mapping[str, Any]) -> str:
         if key not in HIDDEN and key != "message" and value is not None
     }
     what = {key: fields.pop(key) for key in WHAT_FIRST if key in fields}
-    said = f"- {event['message']}" if event.get("message") else ""
+    said = f"- {text}" if (text := event.get("message") or meaning(event)) else ""
     return " ".join(filter(None, [str(event.get("event")), format_fields({**what, **fields}), said]))
 
 
