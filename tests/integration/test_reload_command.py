@@ -52,9 +52,9 @@ def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Site]:
 def test_a_reload_returns_the_verdict_once_each_daemon_is_ready_again(site: Site) -> None:
     pids = {daemon: running(site.data, daemon) for daemon in DAEMONS}
     assert site.reload(supervise__hang_limit="17m") == 0
-    assert re.fullmatch(r"(\S+: reloaded, version \S+, supervise\.hang_limit\n){3}", told := site.told()), (
-        told
-    )
+    assert re.fullmatch(
+        r"(\S+: reloaded, version \S+, changed: supervise\.hang_limit\n){3}", told := site.told()
+    ), told
     assert [site.data.status(daemon)["reloads"] for daemon in DAEMONS] == [1, 1, 1]
     assert {daemon: running(site.data, daemon) for daemon in DAEMONS} == pids
 

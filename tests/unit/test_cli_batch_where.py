@@ -143,15 +143,28 @@ def test_what_is_not_sealed_or_not_made_yet_is_said_so(
     run = eventful(site)
     assert ask(capsys, "batch", site.file, "main", run.step)["sealed"] is False
     assert ask(capsys, "batch", site.file, "main", run.step - 3)["sealed"] is True
-    code, words = refused(capsys, "batch", site.file, "main", run.step + 1)
+    code, words = refused(capsys, "batch", site.file, "main", run.step + 2)
     assert code == 64
     assert (
-        f"run main has come to step {run.step} of timeline 1; step {run.step + 1} is not trained yet" in words
+        f"run main has come to step {run.step} of timeline 1; step {run.step + 2} is not trained yet" in words
     )
     code, words = refused(capsys, "batch", site.file, "main", 30, "--timeline", 3)
     assert (code, "the run has 0 to 1" in words) == (64, True)
     assert refused(capsys, "batch", site.file, "mian", 3)[1].endswith("did you mean 'main'?\n")
     assert "steps count from 1" in refused(capsys, "batch", site.file, "main", 0)[1]
+
+
+def test_the_step_that_comes_next_is_shown_as_one_that_was_not_finite_has_to_be(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = eventful(site)
+    told = ask(capsys, "batch", site.file, "main", run.step + 1)
+    assert (told["made"], told["sealed"], told["timeline"]) == (False, False, 1)
+    run.train(1, 10)
+    made = ask(capsys, "batch", site.file, "main", run.step)
+    assert made["made"] and made["windows"] == told["windows"]
+    assert exit_code(["batch", str(site.file), "main", str(run.step + 1)]) == 0
+    assert "not made yet" in capsys.readouterr().out
 
 
 def test_a_step_of_a_longer_timeline_is_pointed_to(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

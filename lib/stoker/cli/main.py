@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
-    epilog="Example: stoker run etc/demo.yaml --until-done",
+    epilog="Example: stoker run demo-run/demo.yaml --until-done",
 )
 @click.version_option(package_name="stoker", message="stoker %(version)s")
 def cli() -> None:

@@ -18,7 +18,12 @@ from stoker.install.wheel import build, default_python
 
 def parse() -> argparse.Namespace:
     """Returns the options."""
-    parser = argparse.ArgumentParser(prog="install", description="Install, upgrade or remove Stoker.")
+    parser = argparse.ArgumentParser(
+        prog="install",
+        description="Install, upgrade or remove Stoker.",
+        epilog="Example: sudo scripts/install --dry-run. Exit codes: 0, 64 usage, 65 bad data, 69 "
+        "unavailable, 74 storage, 78 wrong configuration.",
+    )
     add = parser.add_argument
     add("wheel", nargs="?", type=Path, help="the wheel to install; without it, the checkout's is built")
     add("--user", action="store_true", help="for this user alone, below ~/.local; needs no root")

@@ -98,9 +98,9 @@ def _parse(
     parser = argparse.ArgumentParser(
         prog=program,
         description=about,
-        epilog=f"Example: {program} /etc/stoker/fineweb.yaml. Exit codes: 0, 64 usage, 65 bad data, "
-        "69 unavailable, 74 storage, 75 try again (another one runs, or --once was stopped before its end), "
-        "78 wrong configuration.",
+        epilog=f"Example: {program} /etc/stoker/fineweb.yaml. Exit codes: 0, 1 files given up (--once), 64 "
+        "usage, 65 bad data, 69 unavailable, 70 a halted run or a bug, 74 storage, 75 try again (another one "
+        "runs, or --once was stopped before its end), 78 wrong configuration.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('stoker')}")
     parser.add_argument("file", metavar="FILE", help="the pipeline's YAML file")

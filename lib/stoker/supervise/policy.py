@@ -17,7 +17,7 @@ SPAN_STEPS = 1000
 OTHERS_SHARE = 0.1  # of the host's memory that was free before the launch; less is noise
 GPU_OTHERS_SHARE = 0.05  # of a card's memory, as the alert StokerGpuShared has it
 
-_RESUME = "then: stoker resume FILE"
+_RESUME = "then: stoker reload FILE; stoker resume FILE"  # a resume alone would not read a changed file
 _REMEDIES = {
     ExitClass.BAD_DATA: "mend or give up what its last words name (stoker skip-set)",
     ExitClass.HOST_MEMORY: "give the trainer more memory, or shorten train.seq_len",

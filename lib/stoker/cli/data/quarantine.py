@@ -92,7 +92,10 @@ def release(pipeline: Pipeline, ids: tuple[str, ...], *, force: bool, yes: bool,
 @YES
 @json_option
 def drop(pipeline: Pipeline, ids: tuple[str, ...], *, reason_too: bool, yes: bool, as_json: bool) -> int:
-    """Delete the files kept in quarantine; a checkpoint's reason is deleted with it."""
+    """Delete the files kept in quarantine.
+
+    A checkpoint's reason is deleted with it.
+    """
     return _ask_each(
         pipeline, _several(pipeline, ids, yes), DROP, {"reason_too": reason_too}, as_json=as_json
     )
@@ -102,7 +105,7 @@ def drop(pipeline: Pipeline, ids: tuple[str, ...], *, reason_too: bool, yes: boo
 @pipeline_file
 @json_option
 def revalidate(pipeline: Pipeline, as_json: bool) -> int:
-    """Check every quarantined source again now, and release the good files.
+    """Check every quarantined source, release the good.
 
     The stage-shard loop does this by itself every `quarantine.revalidate`. Exit code 1: some are still bad.
     """

@@ -65,9 +65,9 @@ def shards(paths: tuple[Path, ...]) -> int:
 @PATHS
 @click.option("--text-column", default="text", help="The column that must hold text.")
 def parquet(paths: tuple[Path, ...], text_column: str) -> int:
-    """Check parquet files at PATHS: footer, schema, and every page of the text.
+    """Check the parquet files at PATHS.
 
-    For a directory, check every *.parquet below it.
+    Footer, schema, and every page of the text are read. For a directory, check every *.parquet below it.
     """
 
     def below(path: Path) -> list[Path]:
@@ -142,10 +142,10 @@ def _checkpoint(path: Path) -> Finding:
 @click.option("--dispute", is_flag=True, help="Ask the download watchdog to fetch wrong files again.")
 @click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")
 def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
-    """Hash every source file of FILE that is on disk, and compare it with its receipt.
+    """Hash FILE's source files against their receipts.
 
-    Prints a line for each file that is wrong, missing or unreadable, then a summary; other users of the disk
-    go first. Files released on purpose do not count as missing.
+    Every file that is on disk is read. Prints a line for each file that is wrong, missing or unreadable, then
+    a summary; other users of the disk go first. Files released on purpose do not count as missing.
 
     A file of a folder is rotten when its content changed while its size, time and inode did not: Stoker
     builds nothing from it until a good copy replaces it, or until --accept, which hashes nothing, accepts it.

@@ -59,7 +59,8 @@ def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
         )
     for daemon, process in running.items():
         event = _reload(pipeline, daemon, process, until)
-        changed = ", ".join(event.get("changed", ())) or "no key changed"
+        keys = ", ".join(event.get("changed", ()))
+        changed = f"changed: {keys}" if keys else "no key changed"
         click.echo(f"{daemon.replace('_', '-')}: reloaded, version {event.get('version')}, {changed}")
 
 

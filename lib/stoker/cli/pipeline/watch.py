@@ -46,7 +46,7 @@ _KEYS = {  # as a pipeline file names what is an option here
     "train.external.resume": "--resume",
     "train.external.step": "--step",
     "train.init_from": "--init-from",
-    "stoker resume FILE": "the same command again",
+    "stoker reload FILE; stoker resume FILE": "the same command again",
 }
 _KEY = re.compile("|".join(map(re.escape, _KEYS)))
 

@@ -32,8 +32,9 @@ def batch(  # noqa: PLR0917 - click passes an argument per option
 ) -> None:
     """Show which documents were in a STEP of a RUN: each window's place in the plan, source file and rows.
 
-    Reads only, and may run beside the daemons. Rows count from 0 in their file. Exit codes: 64 the run has
-    not made this step; 69 one of its shard sets is not available now.
+    Also of the step that comes next, as of one that was not finite. Reads only, and may run beside the
+    daemons. Rows count from 0 in their file. Exit codes: 64 the run has not come to this step; 69 one of its
+    shard sets is not available now.
     """
     identity = read_identity(pipeline.layout, run)
     history = History(pipeline, run, timeline, run_id=identity.run_id)
@@ -42,7 +43,7 @@ def batch(  # noqa: PLR0917 - click passes an argument per option
     library = Library(pipeline, identity.dataset, identity.build_id, sources)
     decode = decoder(pipeline, identity) if show else None
     report = {"v": 1, "pipeline": pipeline.name, "run": run, "step": step}
-    report |= {"timeline": made.timeline, "sealed": made.sealed}
+    report |= {"timeline": made.timeline, "made": made.made, "sealed": made.sealed}
     report |= {"begins": made.begins.as_list(), "ends": made.ends.as_list()}
     report |= {"windows": list(_windows(made, history.plan.entries, library, decode))}
     if as_json:
@@ -116,6 +117,7 @@ def decoder(pipeline: Pipeline, identity: Identity) -> Decode:
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     windows = report["windows"]
     sealed = "sealed in a checkpoint" if report["sealed"] else "not sealed in a checkpoint yet"
+    sealed = sealed if report["made"] else "not made yet"
     step = f"run {report['run']}, step {report['step']} of timeline {report['timeline']}"
     yield f"{step}: {len(windows)} windows, positions {report['begins']} to {report['ends']}, {sealed}"
     for number, window in enumerate(windows, start=1):

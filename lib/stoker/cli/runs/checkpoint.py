@@ -37,8 +37,9 @@ def checkpoint() -> None:
 @click.option("--run", help="Another run of this pipeline than the one the file names.")
 @json_option
 def list_(pipeline: Pipeline, run: str | None, as_json: bool) -> None:
-    """Show each checkpoint: step, timeline, size, age, losses, whether it is proven, mirrored, a milestone.
+    """Show each checkpoint of the run.
 
+    A row has its step, timeline, size, age and losses, and whether it is proven, mirrored, a milestone.
     Proven is what the train supervisor has proven since its start. Reads only the bodies of the checkpoints.
     """
     report = look(pipeline, run or pipeline.train.run)

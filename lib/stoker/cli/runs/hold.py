@@ -30,9 +30,9 @@ def pause(pipeline: Pipeline, as_json: bool) -> int:
 def resume(pipeline: Pipeline, as_json: bool) -> int:
     """Go on with a run that is paused, or that is halted because its launches led nowhere.
 
-    So does one that a trainer of your own has finished. A halted run also goes on where the supervisor starts
-    with a changed pipeline file, and no other start makes it go on. A train supervisor that is not running
-    goes on at its next start.
+    It also goes on with a run that a trainer of your own has finished. A changed pipeline file is read by
+    `stoker reload` or a restart, not by this; both go on with a halted run, too. A train supervisor that is
+    not running goes on at its next start.
     """
     return _ask(pipeline, "resume", as_json=as_json)
 

@@ -32,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was made: its windows in order, and whether a checkpoint that contains it is sealed."""
+    """A step: its windows in order, whether it was made, and whether a checkpoint with it is sealed."""
 
     step: int
     timeline: int
@@ -40,6 +40,7 @@ class Step:
     ends: Position
     pieces: list[tuple[int, range]]  # (entry, offsets in it)
     sealed: bool
+    made: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ class History:
         known = sorted({**sealed, **made, 0: START}.items())
         self.marks = [Mark(step, place, linear(self.plan, place)) for step, place in known]
         launches = read_launches(run.launches)[0]
-        self.steps = int(launches[-1].settings.get("steps") or 0) if launches else 0
+        settings = launches[-1].settings if launches else {}
+        self.steps = int(settings.get("steps") or 0)
+        self._batch = int(settings.get("global_batch") or pipeline.train.global_batch)
         if pipeline.train.run == name:
             self.steps = pipeline.train.horizon
         self.finished = self._finished()
@@ -106,12 +109,12 @@ class History:
         return self.marks[-1]
 
     def step(self, number: int) -> Step:
-        """Returns a step that was made; raises UsageError for a step that was not."""
+        """Returns a step that was made, or the next one, which may have failed; else raises UsageError."""
         if number < 1:
             raise UsageError(f"step {number}: steps count from 1")
         found = bisect_left(self.marks, number, key=lambda mark: mark.step)
         if found == len(self.marks):
-            raise UsageError(self._not_made(number))
+            return self._next(number)
         before, mark = self._step_at(found)
         begins, ends = before.position, mark.position
         windows = self._accounts.applied(ends) - self._accounts.applied(begins)
@@ -120,6 +123,14 @@ class History:
         return Step(
             number, self._made_on(number), begins, after(pieces, begins), pieces, number <= self.sealed
         )
+
+    def _next(self, number: int) -> Step:
+        begins, others = self.last.position, [line for line, step in self._given_up if step >= number]
+        is_next = number == self.last.step + 1 and not others
+        pieces = take(self.plan, begins, self._batch, self.skips) if is_next else None
+        if pieces is None:
+            raise UsageError(self._not_made(number, others))
+        return Step(number, self.timeline, begins, after(pieces, begins), pieces, sealed=False, made=False)
 
     def use(self, entry: int, offset: int) -> Use:
         """Returns the fate of the window at an offset of a plan entry in this history."""
@@ -147,9 +158,9 @@ class History:
             )
         return before, mark
 
-    def _not_made(self, number: int) -> str:
+    def _not_made(self, number: int, others: list[int]) -> str:
         told = f"run {self.run.root.name} has come to step {self.last.step} of timeline {self.timeline}"
-        if others := [timeline for timeline, step in self._given_up if step >= number]:
+        if others:
             return f"{told}; step {number} was made on timeline {max(others)}: add --timeline {max(others)}"
         return f"{told}; step {number} is not trained yet, ask again when it is"
 

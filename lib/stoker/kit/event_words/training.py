@@ -161,7 +161,7 @@ TRAINING: Words = {
         "no launch is made any more until an operator resumes the run or changes its file",
         "Launch after launch brought no new proven checkpoint. What is trained is safe.",
         "Run `stoker status FILE`: it has reason and remedy. " + LAST_WORDS,
-        "Do what the remedy says, then `stoker resume FILE`.",
+        "Do what the remedy says; `stoker reload FILE` after a change of it, then `stoker resume FILE`.",
         alert="StokerRunHalted",
     ),
     "run_paused": warning(
