@@ -158,7 +158,7 @@ def test_a_spike_takes_the_run_to_the_newest_checkpoint_before_it_within_the_lim
 def test_every_remedy_is_one_line_and_ends_with_the_commands(kind: ExitClass | None) -> None:
     told = remedy(kind)
     assert told.endswith("then: stoker reload FILE; stoker resume FILE")
-    assert "\n" not in told and len(told) < 125
+    assert "\n" not in told and len(told) < 180
 
 
 def test_a_trainer_without_a_plan_makes_a_bad_step_again_and_skips_nothing() -> None:

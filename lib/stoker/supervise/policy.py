@@ -22,7 +22,8 @@ _REMEDIES = {
     ExitClass.BAD_DATA: "mend or give up what its last words name (stoker skip-set)",
     ExitClass.HOST_MEMORY: "give the trainer more memory, or shorten train.seq_len",
     ExitClass.GPU_MEMORY: "set train.recompute: blocks, shorten train.seq_len, or free the card",
-    ExitClass.NON_FINITE: "look at the data of that step (stoker batch), or lower the learning rate",
+    ExitClass.NON_FINITE: "look at the data of that step (stoker batch), lower the learning rate, or go back "
+    "before the loss blew up (stoker rollback)",
     ExitClass.DEVICE_LOST: "look at the card (nvidia-smi, dmesg), reset or replace it",
 }
 _OF_FOREIGN = {
