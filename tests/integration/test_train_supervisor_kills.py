@@ -19,18 +19,24 @@ from support.waiting import wait_until
 SAVED_EVERY = 10
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("peaceful", "kills"),  # with torch also: test_sealer_kills, whose replay is the peaceful run
+    [("finished", 2), pytest.param("finished_with_torch", 5, marks=pytest.mark.long)],
+)
 def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_bytes_and_so_does_its_replay(
-    finished_with_torch: TrainPipeline,
     shard_sets: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    *,
+    peaceful: str,
     kills: int,
 ) -> None:
+    whole: TrainPipeline = request.getfixturevalue(peaceful)
     steps = [SAVED_EVERY * kill + 4 for kill in range(kills)]
     for name, value in halts_at(tmp_path / "halts", ["eval", *steps]).items():
         monkeypatch.setenv(name, value)
-    run = make_training(shard_sets, tmp_path / "killed", with_torch=True)
+    run = make_training(shard_sets, tmp_path / "killed", with_torch=whole.with_torch)
     daemon = run.start()
     try:
         with never_two(run.trainers):
@@ -52,8 +58,8 @@ def test_a_trainer_killed_again_and_again_ends_with_the_same_losses_and_bytes_an
     ends, _ = read_ends(run.run.runs)
     assert [one.exit_class for one in ends] == ["killed"] * kills + ["finished"]
     assert all(one.seconds["redone"] > 0 for one in ends[:-1])
-    assert run.rows() == finished_with_torch.rows()
-    assert run.tensors() == finished_with_torch.tensors()
+    assert run.rows() == whole.rows()
+    assert run.tensors() == whole.tensors()
     with run.trainer():
         assert exit_code(["replay", str(run.data.file), "main", str(tmp_path / "replay")]) == 0
 
