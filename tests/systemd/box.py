@@ -4,9 +4,9 @@ The copy is an overlay of ``/`` on a tmpfs in fresh pid, mount, uts, ipc, cgroup
 Nothing it writes reaches the host: ``/tmp``, ``/run`` and ``/dev/shm`` are private, so tidying up at boot
 cannot wipe the host's. What must be seen from the host is bound in by name.
 
-A box that `keeps_disk` can be booted again after a `power_cut`, and finds what was written before. A `hybrid`
-box has the host's controllers of control groups version 1 (a limit of memory works there); another one only
-tracks processes.
+A box can be booted again after a `power_cut`, and finds what was written before. A `hybrid` box has the
+host's controllers of control groups version 1 (a limit of memory works there); another one only tracks
+processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ BOOT = r"""
 set -euo pipefail
 for group in {cgroups}; do echo $$ > $group/cgroup.procs; done
 mount --make-rprivate /
-{disk}
 mkdir -p {root} {lab}/up {lab}/work
 mount -t overlay overlay -o lowerdir=/,upperdir={lab}/up,workdir={lab}/work {root}
 mkdir -p {root}/run {root}/tmp {root}/sys {root}/proc {root}/dev
@@ -68,9 +67,9 @@ exec unshare --cgroup bash -c {inner}
 # Whatever the host has enabled stays off in the box; what the box enables outlives a power cut.
 FRESH = "rm -rf {root}/var/log/journal {root}/etc/systemd/system/*.wants"
 
-MEMORY_DISK = (
-    "mount -t tmpfs -o mode=755,size=4g box {lab}"  # also where / is an overlay itself; fsync is free
-)
+# In memory, because the upper side of an overlay can be no overlay, which / often is in CI; and fsync is
+# free. Mounted apart from the box, to outlive a power cut, until its standard input is closed.
+DISK = "mount -t tmpfs -o mode=755,size=4g box {lab} && echo mounted && exec cat"
 
 INNER = r"""
 set -euo pipefail
@@ -148,15 +147,20 @@ class Box:
         binds: Sequence[tuple[Path, str]] = (),
         *,
         hybrid: bool = False,
-        keeps_disk: bool = False,
     ) -> None:
-        self.name, self.binds, self._keeps_disk = name, binds, keeps_disk
+        self.name, self.binds = name, binds
         self.lab = Path(tempfile.mkdtemp(prefix=f"box-{name}-", dir="/var/tmp"))
         self.pid = self._boots = 0
         mounted = _cgroup_mounts()
         self._controllers = [one for one in CONTROLLERS if one in mounted] if hybrid else []
         used = ["cgroup2", *([OF_SYSTEMD, *self._controllers] if hybrid else [])]
         self._cgroups = [mounted[one] / f"box-{self.lab.name}" for one in used]
+        self._disk = subprocess.Popen(
+            ["unshare", "--mount", "--propagation=private", "sh", "-c", DISK.format(lab=self.lab)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._disk.stdout is not None
+        assert self._disk.stdout.readline(), "the box's disk is not mounted"
 
     def __enter__(self) -> Box:
         try:
@@ -169,6 +173,8 @@ class Box:
         """Starts the box: the first time as a copy of this machine, after a power cut as it was left."""
         for cgroup in self._cgroups:
             cgroup.mkdir(exist_ok=True)
+            if (shares := cgroup / "cpu.shares").exists():
+                shares.write_text("8192")  # or a whole machine gets no more than one process beside it
         root = self.lab / "root"
         binds = "\n".join(
             f"mkdir -p {root}{target}; mount --bind {shlex.quote(str(source))} {root}{target}"
@@ -178,7 +184,6 @@ class Box:
         inner = INNER.format(root=root, hierarchy=hybrid if self._controllers else HIERARCHY)
         script = BOOT.format(
             cgroups=shlex.join(map(str, self._cgroups)), lab=self.lab, root=root, name=self.name,
-            disk=":" if self._keeps_disk else MEMORY_DISK.format(lab=self.lab),
             fresh=":" if self._boots else FRESH.format(root=root), binds=binds,
             masked=" ".join(MASKED), inner=shlex.quote(inner),
         )  # fmt: skip
@@ -186,7 +191,10 @@ class Box:
         flags = ["--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "--kill-child"]
         with (self.lab / "boot.log").open("wb") as log:
             self.outer = subprocess.Popen(
-                ["unshare", *flags, "bash", "-c", script],
+                [
+                    *("nsenter", f"--target={self._disk.pid}", "--mount", "--root"),
+                    *("unshare", *flags, "bash", "-c", script),
+                ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         wait_until(self._booted, 60, "the box's systemd")
@@ -194,7 +202,7 @@ class Box:
 
     def power_cut(self) -> None:
         """Ends every process of the box at once; `boot` starts it again, with the disk that it kept."""
-        if self.pid:
+        if self.pid and self.outer.poll() is None:
             os.kill(self.pid, signal.SIGKILL)  # the namespace's init: the kernel ends everything in it
         else:
             self.outer.kill()
@@ -220,6 +228,7 @@ class Box:
 
     def __exit__(self, *exc: object) -> None:
         self.power_cut()
+        self._disk.communicate()
         for cgroup in self._cgroups:
             for folder, _, _ in os.walk(cgroup, topdown=False):
                 wait_until(lambda folder=folder: _rmdir(folder), what="the box's control group to empty")

@@ -11,19 +11,20 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.boxed import head, training
-from support.installing import built_wheel, next_wheel, packages_apart
+from support.installing import REPO, built_wheel, next_wheel, packages_apart
 from support.sites import SMALL_TRAINER
 from support.text import documents, write_parquet
 from support.waiting import LONG_S, wait_until
 from systemd.box import Box, missing, missing_hybrid
 
-TRAINS = training("one", "every: null, every_steps: 200")
+TRAINS = training("one", "every: null, every_steps: 400")
 WAITS = (
     head("two")
     + """
@@ -48,7 +49,14 @@ FILE = "/etc/stoker/one.yaml"
 STATE = "/var/lib/stoker/one"
 BASE, PYTHON, PACKAGES = Path(sys.base_prefix), "/opt/python", "/srv/tools/packages"
 # What Stoker needs comes from the tests' environment, and the trainer is the one without torch.
-OF_TESTS = "[Service]\nEnvironment=PYTHONPATH={packages}:{small} STOKER_TEST_TRAINER=small\n"
+OF_TESTS = (
+    "[Service]\nEnvironment=PYTHONPATH={packages}:{small} STOKER_TEST_TRAINER=small STOKER_TEST_STEP_S=0.05\n"
+)
+# In a box is no logind, which would make the directory for a user's systemd, as at boot for one who lingers.
+RUNTIME_DIR = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=install -d -m 700 -o %i /run/user/%i\n"
+OF_LOGIN = "[Service]\nPAMName=\nEnvironment=XDG_RUNTIME_DIR=/run/user/%i\n"
+PERSON = ["runuser", "-u", "ann", "--", "env", "HOME=/home/ann", "XDG_RUNTIME_DIR=/run/user/4242"]
+RELOADS = 10
 BACK_S = 15.0  # from the end of a trainer to steps of the next
 
 reason = missing()
@@ -66,10 +74,10 @@ class Machine:
     def __init__(self, box: Box, wheels: list[str]) -> None:
         self.box, self.wheels = box, wheels
 
-    def install(self, *words: str) -> str:
+    def install(self, *words: str, by: Sequence[str] = ("env",)) -> str:
         """Runs the installer, which takes its code from the wheel, and the dependencies from the tests."""
         path = f"PYTHONPATH={words[0]}:{PACKAGES}"
-        command = ["env", "PIP_NO_DEPS=1", path, f"{PYTHON}/bin/python3", "-m", "stoker.install"]
+        command = [*by, "PIP_NO_DEPS=1", path, f"{PYTHON}/bin/python3", "-m", "stoker.install"]
         return self.box.run(*command, *words, "--python", f"{PYTHON}/bin/python3").stdout
 
     def stoker(self, *words: str, user: str = "stoker", code: int = 0) -> str:
@@ -82,9 +90,9 @@ class Machine:
     def pid(self, unit: str) -> int:
         return int(self.box.show(unit, "MainPID"))
 
-    def trainer(self) -> int:
+    def trainer(self, runtime: str = "/run/stoker/one") -> int:
         """Waits for a trainer that lives; returns its pid."""
-        status = self.box.path("/run/stoker/one/status/train_supervisor.json")
+        status = self.box.path(f"{runtime}/status/train_supervisor.json")
 
         def told() -> int:
             pid: int = (json.loads(status.read_text()) if status.exists() else {}).get("trainer_pid") or 0
@@ -92,15 +100,23 @@ class Machine:
 
         return wait_until(told, what="a trainer")
 
-    def rows(self) -> list[int]:
+    def rows(self, state: str = STATE) -> list[int]:
         """The steps of the run, in the order of their log."""
-        log = self.box.path(f"{STATE}/runs/main/log/metrics.jsonl")
+        log = self.box.path(f"{state}/runs/main/log/metrics.jsonl")
         lines = log.read_bytes().split(b"\n")[:-1] if log.exists() else []
         return [row["step"] for row in map(json.loads, lines) if "loss" in row]
 
-    def goes_on(self, reached: int, timeout_s: float = LONG_S) -> None:
+    def goes_on(self, reached: int, timeout_s: float = LONG_S, state: str = STATE) -> None:
         """Waits for steps after `reached`."""
-        wait_until(lambda: max(self.rows(), default=0) > reached + 5, timeout_s, f"steps after {reached}")
+        wait_until(
+            lambda: max(self.rows(state), default=0) > reached + 5, timeout_s, f"steps after {reached}"
+        )
+
+    def failures(self) -> list[dict[str, Any]]:
+        """What was told of units that failed."""
+        self.box.run("journalctl", "--sync", check=False)
+        told = self.box.run("journalctl", "-o", "json", "STOKER_EVENT=unit_failed", check=False).stdout
+        return [json.loads(line) for line in told.splitlines()]
 
     def group(self, unit: str) -> set[int]:
         """The processes of a unit."""
@@ -124,14 +140,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         write_parquet(data / f"{number}.parquet", documents(400, seed=number), seed=number)
     wheel = Path(shutil.copy(built_wheel(tmp_path_factory), tools))
     packages_apart(tools / "packages")
-    binds = [(BASE, PYTHON), (data, "/srv/parquet"), (tools, "/srv/tools")]
-    with Box("acceptance", binds, hybrid=missing_hybrid() is None, keeps_disk=True) as box:
+    binds = [(REPO, str(REPO)), (BASE, PYTHON), (data, "/srv/parquet"), (tools, "/srv/tools")]
+    with Box("acceptance", binds, hybrid=missing_hybrid() is None) as box:
         try:
             for path in (data, tools):
                 path.chmod(0o755)  # pytest's directories are private, and the daemons are another user
-            for path in ((tools / "packages/numpy").resolve(), SMALL_TRAINER / "x", BASE / "lib"):
-                for folder in path.parents:
-                    box.run("chmod", "a+rx", str(folder))
+            for folder in (*REPO.parents, *BASE.parents):
+                box.run("chmod", "a+rx", str(folder))
             wheels = [f"/srv/tools/{each.name}" for each in (wheel, next_wheel(wheel, tools))]
             machine = Machine(box, wheels)
             machine.install(wheels[0])
@@ -150,11 +165,22 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
                 machine.stoker("units", f"/etc/stoker/{name}.yaml", "--write", user="root")
             box.run("systemctl", "daemon-reload")
             box.run("systemctl", "enable", "--now", "stoker@one.target", "stoker@two.target")
-            machine.goes_on(5)
+            machine.goes_on(5, 180)
             yield machine
         finally:
             if box.pid:
                 print(box.journal("stoker-*", "-o", "short"))  # pytest shows it where a test failed
+
+
+def test_no_unit_is_exposed_by_more_than_two_points_with_what_its_pipeline_adds(machine: Machine) -> None:
+    others = ["stoker-audit@one.service", "stoker-scrub@one.service", f"stoker-failed@{SUPERVISOR}.service"]
+    for unit in (*ONE, *TWO, *others):
+        scored = machine.box.run(
+            "systemd-analyze", "security", "--no-pager", "--threshold=20", unit, check=False
+        )
+        assert scored.returncode == 0, f"{unit}: {scored.stdout.splitlines()[-1]}"
+        shown = machine.box.run("systemctl", "show", "-P", "ReadWritePaths", unit).stdout
+        assert ("/srv/fast/" in shown) == ("stoker-failed" not in unit), "its drop-in counts"
 
 
 def test_the_hubs_token_arrives_and_is_nowhere_to_be_read(machine: Machine) -> None:
@@ -194,13 +220,16 @@ def test_each_killed_daemon_comes_back_without_orphans_and_training_goes_on_at_o
             assert machine.trainer() == trainer
         assert not machine.group(unit) & before, f"an orphan of {unit}"
         assert box.show(unit, "NRestarts") == "1"
-    assert machine.rows() == sorted(set(machine.rows())), "each step once, or again from the checkpoint"
+    steps = machine.rows()
+    assert steps == sorted(set(steps)), "each step once, or again from the checkpoint"
 
 
 def test_a_reload_and_an_upgrade_leave_the_trainer_alone_and_refuse_what_is_broken(machine: Machine) -> None:
     box, trainer, main = machine.box, machine.trainer(), machine.pid(SUPERVISOR)
-    box.write(FILE, TRAINS.replace("steps: 1000000", "steps: 1000001"))
-    assert "train.steps" in machine.stoker("reload", FILE)
+    for number in range(RELOADS):
+        box.write(FILE, TRAINS.replace("steps: 1000000", f"steps: 100000{number}"))
+        box.run("systemctl", "reload", *(ONE if number == 0 else [SUPERVISOR]))
+    assert len(box.journal(SUPERVISOR, "STOKER_EVENT=reloaded").splitlines()) == RELOADS
 
     box.write(FILE, TRAINS.replace("seq_len", "seq_lne"))
     said = machine.stoker("reload", FILE, code=78)
@@ -220,6 +249,35 @@ def test_a_reload_and_an_upgrade_leave_the_trainer_alone_and_refuse_what_is_brok
     assert (machine.trainer(), machine.pid(SUPERVISOR)) == (trainer, main)
     steps = machine.rows()
     assert steps == list(range(steps[0], steps[0] + len(steps))), "every step once"
+
+
+def test_a_reload_beside_a_start_a_stop_or_a_back_off_harms_nothing(machine: Machine) -> None:
+    box, unit, trainer = machine.box, ONE[1], machine.trainer()
+    box.run("systemctl", "restart", "--no-block", unit)
+    box.run("systemctl", "reload", unit)  # it waits for the start
+    assert box.show(unit, "ActiveState") == "active"
+
+    box.run("systemctl", "reload", "--no-block", unit)
+    wait_until(lambda: box.show(unit, "SubState") == "reload", what="the reload to be under way")
+    box.run("systemctl", "stop", unit)
+    assert box.show(unit, "Result") == "success"
+    said = box.run("systemctl", "reload", unit, check=False)
+    assert "is not active, cannot reload" in said.stderr
+    assert "stage-shard" not in machine.stoker("reload", FILE), "the others are reloaded"
+
+    slow = f"/etc/systemd/system/{unit}.d/60-slow.conf"
+    box.write(slow, "[Service]\nRestartSec=1h\n")
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "start", unit)
+    box.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit)
+    wait_until(lambda: box.show(unit, "SubState") == "auto-restart", what="the back-off")
+    assert box.run("systemctl", "reload", unit, check=False).returncode != 0
+    assert box.show(unit, "SubState") == "auto-restart"
+    box.path(slow).unlink()
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "start", unit)
+    assert machine.trainer() == trainer
+    assert not machine.failures()
 
 
 def test_a_daemon_that_hangs_is_asked_to_save_and_started_again(machine: Machine) -> None:
@@ -275,3 +333,48 @@ def test_a_stop_seals_the_last_step_and_an_uninstallation_leaves_the_data(machin
     assert not os.path.lexists(box.path("/opt/stoker"))
     assert box.path(last).is_dir()
     assert box.path(FILE).exists()
+
+
+def test_a_person_runs_a_pipeline_by_a_systemd_of_their_own(machine: Machine) -> None:
+    box, state, file = machine.box, "/home/ann/state", "/home/ann/.config/stoker/mine.yaml"
+    text = TRAINS.replace("name: one", "name: mine").replace("/srv/fast/one", "/home/ann/hot")
+    box.run("useradd", "--create-home", "--uid", "4242", "ann")
+    box.write("/etc/systemd/system/user-runtime-dir@.service", RUNTIME_DIR)
+    box.write("/etc/systemd/system/user@4242.service.d/box.conf", OF_LOGIN)
+    box.write(file, text.replace(STATE, state))
+    box.write("/home/ann/.config/stoker/wrong.yaml", f"name: wrong\nstate: {state}\ntrian: {{}}\n")
+    of_tests = OF_TESTS.format(packages=PACKAGES, small=SMALL_TRAINER)
+    box.write("/home/ann/.config/systemd/user/stoker-@.service.d/90-tests.conf", of_tests)
+    box.run("chown", "-R", "ann", "/home/ann")
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "start", "user@4242.service")
+
+    def systemctl(*words: str, check: bool = True) -> str:
+        said = box.run(*PERSON, "systemctl", "--user", *words, check=check)
+        return said.stdout
+
+    def stoker(*words: str) -> str:
+        said = box.run(*PERSON, f"PYTHONPATH={PACKAGES}", "/home/ann/.local/bin/stoker", *words)
+        return said.stdout
+
+    machine.install(machine.wheels[0], "--user", by=PERSON)
+    stoker("units", file, "--user", "--write")
+    systemctl("daemon-reload")
+    systemctl("enable", "--now", "stoker@mine.target")
+    machine.goes_on(5, state=state)
+    units = [unit.replace("one", "mine") for unit in ONE]
+    trainer = machine.trainer("/run/user/4242/stoker/mine")
+
+    systemctl("reload", *units)
+    assert systemctl("is-active", *units).split() == ["active"] * 3
+    assert machine.trainer("/run/user/4242/stoker/mine") == trainer
+    differing = box.run("journalctl", "--quiet", "STOKER_EVENT=unit_differs", "_UID=4242", check=False)
+    assert not differing.stdout
+    systemctl("start", "stoker-stage-shard@wrong.service", check=False)
+    (told,) = wait_until(machine.failures, what="the failure to be told")
+    assert (told["PRIORITY"], told["STOKER_EXIT_CODE"], told["_UID"]) == ("2", "78", "4242")
+    assert "systemctl --user start stoker-stage-shard@wrong.service" in told["STOKER_REMEDY"]
+
+    systemctl("disable", "--now", "stoker@mine.target")
+    assert systemctl("show", "-P", "Result", *units).split() == ["success"] * 3
+    stoker("verify", "checkpoint", f"{state}/runs/main/checkpoints/step-{max(machine.rows(state)):09d}")

@@ -15,6 +15,8 @@ PLACES = {
     "/opt/stoker/": "%h/.local/share/stoker/",
     "/etc/stoker/": "%E/stoker/",
     "WantedBy=multi-user.target": "WantedBy=default.target",
+    "# DeviceAllow=char-nvidia* counts for drivers that are loaded when the unit starts; this loads them.\n"
+    "After=nvidia-persistenced.service\n": "",
     # A user's systemd has neither; state lies where the pipeline's file says.
     "After=local-fs.target\n": "",
     "StateDirectory=stoker/%i\nStateDirectoryMode=0750\n": "",

@@ -72,6 +72,18 @@ def test_what_differs_is_written_and_nothing_else_and_a_check_finds_nothing_then
     assert changed[0].stat().st_mode & 0o777 == 0o644
 
 
+def test_overrides_are_those_of_the_units_environment_file(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_SUPERVISE__STOP_TIME", "17m")
+    lines = '# proxies\n\nHTTPS_PROXY=http://a\nSTOKER_SUPERVISE__STOP_TIME = "10m" \nSTOKER_WARM=/slow\n'
+    (root / "etc/stoker/mine.env").write_text(lines)
+    assert units(root) == 0
+    shown = capsys.readouterr().out
+    assert "\nTimeoutStopSec=660\n" in shown
+    assert " -/slow\n" in shown
+
+
 def test_an_edited_drop_in_stays_and_the_new_one_lies_beside_it(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from stoker.cli.options import PATH, one_line, pipeline_file
+from stoker.cli.options import PATH, one_line
 from stoker.cli.pipeline.exposure import exposure
+from stoker.config.load import load_pipeline
 from stoker.config.places import mounts
 from stoker.config.schema import Pipeline
 from stoker.corpus.http.hub import token_file_flaw
@@ -29,11 +31,24 @@ from stoker.systemd.units import SYSTEM, Account, Manager, account_of, unit_name
 
 MODE = 0o644
 EXIT_DIFFERS = 1
+_QUOTED = re.compile(r"""(['"])(.*)\1""")
 AUDITS = ("audit", "scrub")  # which read as the daemons' user, and keep their verdict in `state`
 
 
+def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> Pipeline:
+    """Returns the pipeline as the units have it: overridden by their environment file, not by this shell."""
+    return load_pipeline(file, _variables(_read(file.with_suffix(".env")) or ""))
+
+
+def _variables(text: str) -> dict[str, str]:
+    """Returns the variables of a unit's environment file."""
+    lines = (line.strip() for line in text.splitlines())
+    pairs = (line.partition("=") for line in lines if not line.startswith(("#", ";")))
+    return {name.rstrip(): _QUOTED.sub(r"\2", value.lstrip()) for name, _, value in pairs}
+
+
 @click.command(epilog="Example: stoker units /etc/stoker/fineweb.yaml --write")
-@pipeline_file
+@click.argument("pipeline", metavar="FILE", type=PATH, callback=_load)
 @click.option("--write", "asked", flag_value="write", help="Write the drop-ins that differ.")
 @click.option(
     "--check", "asked", flag_value="check", help="Show the lines that differ; exit code 1: some do."
