@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stoker.store.record import write_record
-from support.installing import REPO, UNIT, Ground, built_wheel, next_wheel
+from support.installing import REPO, UNIT, Ground, built_wheel, next_wheel, offline_wheel, packages_apart
 from support.mounts import WHY_NOT, apart
 from support.waiting import LONG_S, wait_until
 
@@ -25,14 +26,16 @@ dataset: {{name: words, source: {{kind: folder, path: /nowhere}}}}
 stage: {{free_floor: 0}}
 train: {{steps: 1}}
 """
+RECORD = "share/stoker-install/installed.json"
 INSTALL = [sys.executable, str(REPO / "scripts/install")]
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A wheel of version 0.1.0, and one of 9.9.9."""
-    wheel = built_wheel(tmp_path_factory)
-    return wheel, next_wheel(wheel, tmp_path_factory.mktemp("next"))
+    home = tmp_path_factory.mktemp("wheels")
+    wheel = offline_wheel(built_wheel(tmp_path_factory), home, packages_apart(home / "packages"))
+    return wheel, next_wheel(wheel, home)
 
 
 @contextmanager
@@ -48,13 +51,13 @@ def at_work(ground: Ground, version: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory, wheels: tuple[Path, Path]) -> Iterator[Ground]:
-    """Both versions, a process at work in each; the second was killed on its way, before pip began."""
-    home = tmp_path_factory.mktemp("install")
-    ground = Ground.beside(home / "root", home / "packages")
+    """Both versions, a process at work in each; the second was killed on its way, while venv made it."""
+    ground = Ground(tmp_path_factory.mktemp("install") / "root")
     ground.run(wheels[0])
     with ExitStack() as stack:
         stack.enter_context(at_work(ground, "0.1.0"))
-        assert "make" in ground.run(wheels[1], kill="pip").stdout
+        half = ground.run(wheels[1], kill="venv").stdout.partition("make ")[2].partition(";")[0]
+        Path(half, "bin").mkdir(parents=True)
         assert (ground.version(), ground.environments()) == ("0.1.0", ["0.1.0", "9.9.9"])
         said = ground.run(wheels[1]).stdout
         assert "left half made" in said
@@ -83,13 +86,13 @@ def test_a_second_run_changes_nothing_and_the_wheel_carries_units_and_examples(
     before = inodes(), ground.files()
     ground.run(wheels[0])
     assert (inodes(), ground.files()) == before
-    assert "would put 9.9.9" in ground.run(wheels[1], "--dry-run").stdout
+    assert "would put 9.9.9" in ground.run(wheels[1], "--dry-run", "--prefix", "/opt/stoker/").stdout
     assert ground.files() == before[1]
     said = subprocess.run(
         [ground.root / "opt/stoker/current/bin/python", "-P", "-c",
          "from stoker.config.load import deploy_dir as deploy, examples_dir as examples; "
          "print((deploy() / 'systemd/stoker@.target').exists(), (examples() / 'fineweb.yaml').exists())"],
-        env=ground.environ, capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert said.stdout == "True True\n"
 
@@ -142,10 +145,11 @@ def test_an_upgrade_killed_before_each_of_its_acts_leaves_one_version_that_works
     walk(ground, wheels, [number // 2 for number in range(2, 42)])
 
 
-def test_a_removal_that_is_killed_goes_on_and_leaves_data_and_edited_files(
-    ground: Ground, tmp_path: Path
+def test_a_removal_that_is_killed_goes_on_and_leaves_data_edited_files_and_links_of_others(
+    ground: Ground, wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
     assert "stop the pipelines" in ground.run("--uninstall", code=69).stderr
+    assert "say --prefix /opt/stoker" in ground.run("--uninstall", "--prefix", "/opt/other", code=78).stderr
     copy = ground.copy(tmp_path / "copy")
     data, unit = copy.root / "var/lib/stoker/kept/data", copy.root / UNIT
     data.parent.mkdir(parents=True)
@@ -153,16 +157,31 @@ def test_a_removal_that_is_killed_goes_on_and_leaves_data_and_edited_files(
     edited = unit.read_bytes() + b"# mine\n"
     unit.unlink()  # a link to the other's
     unit.write_bytes(edited)
-    for kill in (3, 4, 8, 16):
+    command, record = (copy.root / f"usr/local/{name}" for name in ("bin/stoker", RECORD))
+    command.unlink()
+    command.symlink_to("/home/someone/stoker")
+    assert "stoker is not ours and is left" in copy.run(wheels[0]).stdout
+    laid = record.read_bytes()
+    record.unlink()  # it is a link to the other's, too
+    record.write_bytes(laid[:40])
+    assert "run scripts/install, which writes it again" in copy.run("--uninstall", code=69).stderr
+    record.write_bytes(laid)
+    for kill in (3, 4, 8, 16, 20):
         assert copy.run("--uninstall", kill=kill).returncode == -9
     copy.run("--uninstall")
-    assert copy.files() == {"var/lib/stoker/kept/data": b"mine", UNIT: edited}
+    left = {
+        "var/lib/stoker/kept/data": b"mine",
+        UNIT: edited,
+        "usr/local/bin/stoker": b"/home/someone/stoker",
+    }
+    assert copy.files() == left
     assert not (copy.root / "opt/stoker").exists()
     assert "nothing is installed" in copy.run("--uninstall", code=69).stderr
+    assert copy.files() == left
 
 
 def test_what_a_newer_version_wrote_refuses_an_older_wheel_and_nothing_changes(
-    ground: Ground, wheels: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ground: Ground, wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
     file, record = ground.root / "etc/stoker/kept.yaml", tmp_path / "state/datasets/words.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +189,6 @@ def test_what_a_newer_version_wrote_refuses_an_older_wheel_and_nothing_changes(
     record.parent.mkdir(parents=True)
     write_record(record, {"v": 2, "dataset": "words"})
     before = ground.files()
-    monkeypatch.setitem(ground.environ, "STOKER_TRAIN__STEPZ", "1")  # of whoever installs, not of the daemons
     said = ground.run(wheels[1], code=78).stderr
     assert str(record) in said
     assert "format version 2, this Stoker reads version 1" in said
@@ -194,7 +212,7 @@ def test_a_place_that_cannot_be_is_refused_with_a_remedy(
     assert "no wheel of Stoker" in ground.run(REPO / "pyproject.toml", code=65).stderr
     assert ground.files() == before
 
-    checkout = Ground(tmp_path / "checkout", ground.environ)
+    checkout = Ground(tmp_path / "checkout")
     (checkout.root / "opt/stoker/.git").mkdir(parents=True)
     assert "holds something else (.git)" in checkout.run(wheels[0], code=78).stderr
     assert checkout.files() == {}
@@ -206,6 +224,7 @@ def test_a_place_that_cannot_be_is_refused_with_a_remedy(
         ("mount -t tmpfs -o noexec none {tmp}", "{tmp}/x", "mounted noexec"),
         ("mount --bind {tmp}/passwd /etc/passwd", "/opt/stoker", "usermod -d /var/lib/stoker stoker"),
         ("chmod 750 {tmp}", "{tmp}/x", "account stoker may not enter: name another --prefix"),
+        ("chown 1 {tmp} && export HOME={tmp}", "{tmp}/x --user", "another user's: run this as that user"),
     ],
 )
 def test_a_mount_without_programs_another_account_and_a_closed_directory_are_refused(
@@ -223,11 +242,25 @@ def test_a_mount_without_programs_another_account_and_a_closed_directory_are_ref
     assert said in done.stderr
 
 
+def test_two_at_once_wait_for_each_other_and_an_interrupt_is_no_traceback(
+    ground: Ground, wheels: tuple[Path, Path]
+) -> None:
+    with (ground.root / f"usr/local/{RECORD}").with_name(".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [*INSTALL, *ground.options(wheels[0])]
+        second = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert second.stdout is not None
+        assert "waiting for another installation" in second.stdout.readline()
+        second.send_signal(signal.SIGINT)
+        assert "interrupted; run this again" in second.communicate(timeout=LONG_S)[1]
+        assert second.returncode == 130
+
+
 @pytest.mark.long
 def test_a_pip_that_outlives_a_killed_installation_is_waited_for(
     wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    ground = Ground.beside(tmp_path / "root", tmp_path / "packages")
+    ground = Ground(tmp_path / "root")
     command = [*INSTALL, *ground.options(wheels[0])]
     first = subprocess.Popen(command, env=ground.environ, stdout=subprocess.DEVNULL)
     wait_until(lambda: list(ground.root.glob("opt/stoker/*/constraints.txt")), LONG_S, "pip to begin")

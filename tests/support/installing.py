@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def built_wheel(factory: pytest.TempPathFactory) -> Path:
     return next(made_once(factory, "wheel", make).glob("*.whl"))
 
 
+def offline_wheel(wheel: Path, into: Path, packages: Path | str) -> Path:
+    """A wheel that asks pip for no other: its environment has the packages that lie in a folder."""
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(into / wheel.name, "w") as new:
+        for name in old.namelist():
+            asks = rb"(?m)^Requires-Dist: .*\n" if name.endswith("/METADATA") else rb"(?!)"
+            new.writestr(name, re.sub(asks, b"", old.read(name)))
+        new.writestr("packages.pth", f"{packages}\n")
+    return into / wheel.name
+
+
 def next_wheel(wheel: Path, into: Path) -> Path:
     """A wheel of version 9.9.9 with another target, and one unit less."""
     other = into / "stoker-9.9.9-py3-none-any.whl"
@@ -67,21 +78,20 @@ def next_wheel(wheel: Path, into: Path) -> Path:
 class Ground:
     """A directory that Stoker is installed below, as if it were the machine's root."""
 
-    def __init__(self, root: Path, environ: dict[str, str]) -> None:
-        self.root, self.environ = root, environ
+    def __init__(self, root: Path) -> None:
+        self.root = root
         root.mkdir(exist_ok=True)
-
-    @classmethod
-    def beside(cls, root: Path, packages: Path) -> Ground:
-        """A ground whose environments take all packages from the tests' own, but for the wheel."""
-        of_pip = {"PIP_NO_DEPS": "1", "PIP_NO_COMPILE": "1"}
-        environ = {**os.environ, **of_pip, "PYTHONPATH": str(packages_apart(packages))}
-        return cls(root, environ)
+        foreign = root.with_name("foreign")
+        foreign.mkdir(exist_ok=True)
+        (foreign / "pip.py").write_text("raise SystemExit('this is not the pip of the environment')")
+        # Of whoever installs, not of the daemons: it must not count.
+        foreign_settings = {"PYTHONPATH": str(foreign), "PIP_USER": "1", "STOKER_TRAIN__STEPZ": "1"}
+        self.environ = {**os.environ, **foreign_settings, "PIP_NO_COMPILE": "1"}
 
     def copy(self, root: Path) -> Ground:
         """A copy, to be removed; its commands are links to the files of this one."""
         shutil.copytree(self.root, root, symlinks=True, copy_function=os.link)
-        return Ground(root, self.environ)
+        return Ground(root)
 
     def options(self, *words: str | Path) -> list[str | Path]:
         """The installer's arguments."""
@@ -101,9 +111,7 @@ class Ground:
         """What the command that people call says; the daemons' must start as well."""
         commands = [self.root / "usr/local/bin/stoker", self.root / "opt/stoker/current/bin/stoker"]
         command = next(path for path in commands if path.exists())
-        said = subprocess.run(
-            [command, "version"], env=self.environ, capture_output=True, text=True, check=True
-        )
+        said = subprocess.run([command, "version"], env={}, capture_output=True, text=True, check=True)
         return said.stdout.split()[1]
 
     def environments(self) -> list[str]:

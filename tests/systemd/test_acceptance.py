@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from support.boxed import head, training
-from support.installing import REPO, built_wheel, next_wheel, packages_apart
+from support.installing import REPO, built_wheel, next_wheel, offline_wheel, packages_apart
 from support.sites import SMALL_TRAINER
 from support.text import documents, write_parquet
 from support.waiting import LONG_S, wait_until
@@ -49,9 +48,7 @@ FILE = "/etc/stoker/one.yaml"
 STATE = "/var/lib/stoker/one"
 BASE, PYTHON, PACKAGES = Path(sys.base_prefix), "/opt/python", "/srv/tools/packages"
 # What Stoker needs comes from the tests' environment, and the trainer is the one without torch.
-OF_TESTS = (
-    "[Service]\nEnvironment=PYTHONPATH={packages}:{small} STOKER_TEST_TRAINER=small STOKER_TEST_STEP_S=0.05\n"
-)
+OF_TESTS = "[Service]\nEnvironment=PYTHONPATH={small} STOKER_TEST_TRAINER=small STOKER_TEST_STEP_S=0.05\n"
 # In a box is no logind, which would make the directory for a user's systemd, as at boot for one who lingers.
 RUNTIME_DIR = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=install -d -m 700 -o %i /run/user/%i\n"
 OF_LOGIN = "[Service]\nPAMName=\nEnvironment=XDG_RUNTIME_DIR=/run/user/%i\n"
@@ -75,14 +72,13 @@ class Machine:
         self.box, self.wheels = box, wheels
 
     def install(self, *words: str, by: Sequence[str] = ("env",)) -> str:
-        """Runs the installer, which takes its code from the wheel, and the dependencies from the tests."""
-        path = f"PYTHONPATH={words[0]}:{PACKAGES}"
-        command = [*by, "PIP_NO_DEPS=1", path, f"{PYTHON}/bin/python3", "-m", "stoker.install"]
+        """Runs the installer, which takes its code from the wheel."""
+        command = [*by, f"PYTHONPATH={words[0]}", f"{PYTHON}/bin/python3", "-m", "stoker.install"]
         return self.box.run(*command, *words, "--python", f"{PYTHON}/bin/python3").stdout
 
     def stoker(self, *words: str, user: str = "stoker", code: int = 0) -> str:
         """Runs a command, as the daemons' account; returns what it printed."""
-        command = ["runuser", "-u", user, "--", "env", f"PYTHONPATH={PACKAGES}", "/usr/local/bin/stoker"]
+        command = ["runuser", "-u", user, "--", "/usr/local/bin/stoker"]
         done = self.box.run(*command, *words, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -138,7 +134,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     data, tools = tmp_path_factory.mktemp("parquet"), tmp_path_factory.mktemp("tools")
     for number in range(2):
         write_parquet(data / f"{number}.parquet", documents(400, seed=number), seed=number)
-    wheel = Path(shutil.copy(built_wheel(tmp_path_factory), tools))
+    wheel = offline_wheel(built_wheel(tmp_path_factory), tools, PACKAGES)
     packages_apart(tools / "packages")
     binds = [(REPO, str(REPO)), (BASE, PYTHON), (data, "/srv/parquet"), (tools, "/srv/tools")]
     with Box("acceptance", binds, hybrid=missing_hybrid() is None) as box:
@@ -150,8 +146,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             wheels = [f"/srv/tools/{each.name}" for each in (wheel, next_wheel(wheel, tools))]
             machine = Machine(box, wheels)
             machine.install(wheels[0])
-            of_tests = OF_TESTS.format(packages=PACKAGES, small=SMALL_TRAINER)
-            box.write("/etc/systemd/system/stoker-@.service.d/90-tests.conf", of_tests)
+            box.write(
+                "/etc/systemd/system/stoker-@.service.d/90-tests.conf", OF_TESTS.format(small=SMALL_TRAINER)
+            )
             box.write(
                 "/etc/systemd/system/hub.service", f"[Service]\nExecStart={PYTHON}/bin/python3 /srv/hub.py\n"
             )
@@ -343,7 +340,7 @@ def test_a_person_runs_a_pipeline_by_a_systemd_of_their_own(machine: Machine) ->
     box.write("/etc/systemd/system/user@4242.service.d/box.conf", OF_LOGIN)
     box.write(file, text.replace(STATE, state))
     box.write("/home/ann/.config/stoker/wrong.yaml", f"name: wrong\nstate: {state}\ntrian: {{}}\n")
-    of_tests = OF_TESTS.format(packages=PACKAGES, small=SMALL_TRAINER)
+    of_tests = OF_TESTS.format(small=SMALL_TRAINER)
     box.write("/home/ann/.config/systemd/user/stoker-@.service.d/90-tests.conf", of_tests)
     box.run("chown", "-R", "ann", "/home/ann")
     box.run("systemctl", "daemon-reload")
@@ -354,7 +351,7 @@ def test_a_person_runs_a_pipeline_by_a_systemd_of_their_own(machine: Machine) ->
         return said.stdout
 
     def stoker(*words: str) -> str:
-        said = box.run(*PERSON, f"PYTHONPATH={PACKAGES}", "/home/ann/.local/bin/stoker", *words)
+        said = box.run(*PERSON, "/home/ann/.local/bin/stoker", *words)
         return said.stdout
 
     machine.install(machine.wheels[0], "--user", by=PERSON)

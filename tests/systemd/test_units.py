@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from support.boxed import training
-from support.installing import built_wheel, packages_apart
+from support.installing import built_wheel, offline_wheel, packages_apart
 from support.prometheus import LACKING
 from support.text import documents, write_parquet
 from support.waiting import wait_until
@@ -69,10 +69,10 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     data.chmod(0o755)  # pytest's directories are private, and the daemons are another user
     for number in range(2):
         write_parquet(data / f"{number}.parquet", documents(400, seed=number), seed=number)
-    packages, wheel = (
-        packages_apart(tmp_path_factory.mktemp("site") / "packages"),
-        built_wheel(tmp_path_factory),
-    )
+    site = tmp_path_factory.mktemp("site")
+    # No network here: Stoker from its wheel, and the packages that it needs from the tests' environment.
+    packages = packages_apart(site / "packages")
+    wheel = offline_wheel(built_wheel(tmp_path_factory), site, "/srv/packages")
     packages.chmod(0o755)
     binds = [
         (REPO, str(REPO)),
@@ -87,12 +87,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         started.run("chmod", "a+x", "/usr/local/bin/sudo")
         started.write("/root/checkout/thread.yaml", PIPELINE)
         started.run("ln", "-s", f"{REPO}/deploy", "/root/checkout/deploy")
-        # No network here: Stoker from its wheel, and the packages that it needs from the tests' environment.
-        options = f"PIP_NO_DEPS=1 PYTHONPATH=/srv/packages STOKER_PYTHON={sys.executable}"
+        options = f"STOKER_PYTHON={sys.executable}"
         assert INSTALL[0].startswith("sudo scripts/install ")
         started.run("bash", "-c", f"{options} {REPO}/scripts/install /root/wheel/{wheel.name}", timeout_s=300)
-        into = started.run("sh", "-c", "echo /opt/stoker/current/lib/python*/site-packages/").stdout.strip()
-        started.write(f"{into}tests.pth", "/srv/packages\n")
         for line in INSTALL[1:]:
             started.run("bash", "-c", f"cd /root/checkout && {line}")
         yield started

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from stoker.config.load import deploy_dir
-from stoker.install.checks import is_set
+from stoker.install.checks import is_set, users_of
 from stoker.install.places import Places
 from stoker.install.steps import Record
+from stoker.install.wheel import default_python
 
 NOT_LAID = {"README.md", "stoker.sysctl"}
 
@@ -59,6 +62,30 @@ def test_a_damaged_record_is_none_and_is_told(tmp_path: Path, capsys: pytest.Cap
     path.write_text('{"prefix": "/opt/stoker", "files": []}')
     assert Record.read(path) is None
     assert "is damaged" in capsys.readouterr().out
+
+
+def test_where_the_prefix_is_a_link_a_process_is_found_by_what_it_has_mapped(tmp_path: Path) -> None:
+    place, link = tmp_path / "disk/0.1.0-00000000", tmp_path / "prefix"
+    place.mkdir(parents=True)
+    (place / "lib").write_text("mapped")
+    link.symlink_to("disk")
+    maps = """import mmap, sys
+with open("lib") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+    print(flush=True)
+    sys.stdin.read()"""
+    with subprocess.Popen(
+        [sys.executable, "-c", maps], cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert users_of(link / place.name) == [child.pid]
+
+
+def test_the_systems_python_is_taken_by_the_name_that_outlives_an_upgrade(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("STOKER_PYTHON", raising=False)
+    assert not Path(default_python()).is_symlink() or default_python() == sys.executable
 
 
 def test_a_limit_that_is_higher_already_is_not_offered() -> None:

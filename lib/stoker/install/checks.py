@@ -9,21 +9,16 @@ import re
 from pathlib import Path
 
 from stoker.install.places import Places
-from stoker.install.steps import CONFIG, Record, Refused, part_of
+from stoker.install.steps import CONFIG, Refused, part_of
 
 PAGES = ("README.md", "docs")  # links that units, alerts and the journal name
 HOME_OF_ACCOUNT = "/var/lib/stoker"  # as in stoker.sysusers
 ENVIRONMENT = re.compile(r"\d[\w.+!]*-[0-9a-f]{8}")  # <version>-<digest of wheel and Python>
 
 
-def require_place(places: Places, python: str, record: Record | None) -> None:
+def require_place(places: Places, python: str) -> None:
     """Raises Refused where Stoker cannot be installed at these places."""
     home = places.home
-    if record is not None and record.prefix != str(places.prefix):
-        here = record.prefix
-        raise Refused(
-            CONFIG, f"Stoker is installed at {here}: say --prefix {here}, or --uninstall it (data is left)"
-        )
     there = next(path for path in (home, *home.parents) if path.exists())
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         what = f"{home} lies on a file system that is mounted noexec, where no program starts"
@@ -33,6 +28,8 @@ def require_place(places: Places, python: str, record: Record | None) -> None:
         raise Refused(
             CONFIG, f"{home} holds something else ({found}): move it away, or name another --prefix"
         )
+    if places.is_user and os.geteuid() == 0 != Path.home().stat().st_uid:
+        raise Refused(CONFIG, f"{Path.home()} is another user's: run this as that user, without sudo")
     if places.root == Path("/") and not places.is_user:
         _require_reachable(home, "the prefix", "--prefix")
         _require_reachable(Path(python).resolve(), "Python", "--python, as /usr/bin/python3")
@@ -77,10 +74,11 @@ def environments(home: Path) -> list[Path]:
 
 def users_of(environment: Path) -> list[int]:
     """Returns the other processes that were started from an environment or have mapped a file of it."""
-    name, found = os.fsencode(environment) + b"/", []
+    said, mapped = (os.fsencode(path) + b"/" for path in (environment, environment.resolve()))
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if name in (process / "cmdline").read_bytes() or name in (process / "maps").read_bytes():
+            if said in (process / "cmdline").read_bytes() or mapped in (process / "maps").read_bytes():
                 found.append(int(process.name))
     return sorted(set(found) - {os.getpid()})
 

@@ -12,7 +12,7 @@ from stoker.install import steps as at
 from stoker.install.checks import PAGES, environments, is_set, require_place, users_of
 from stoker.install.places import Places
 from stoker.install.steps import CONFIG, DATA, UNAVAILABLE, Record, Refused, Steps
-from stoker.install.wheel import Wheel
+from stoker.install.wheel import NO_VENV, Wheel
 
 COMPLETE = "complete"  # the last file of an environment
 _DAEMONS = "import stokerd.download_watchdog, stokerd.stage_shard, stokerd.train_supervisor"
@@ -29,8 +29,8 @@ class Installer:
         """Puts a wheel in force; raises Refused, with all as it was, where that cannot be."""
         wheel, places = Wheel.read(path), self.places
         version = self.steps.command(python, "-c", "import sys; print(sys.version)").stdout
-        name = f"{wheel.version}-{at.digest({'wheel': wheel.digest, 'python': [python, version]})[:8]}"
-        require_place(places, python, Record.read(places.record))
+        name = f"{wheel.version}-{at.digest(f'{wheel.digest} {python} {version}'.encode())[:8]}"
+        require_place(places, python)
         files = dict(places.files(wheel.deploy))
         new = Record(str(places.prefix), {str(path): [at.digest(data)] for path, data in files.items()})
         with self.steps.locked(places.record.with_name(".lock")):
@@ -51,14 +51,13 @@ class Installer:
                 text = f"put {name} in force in place of {self._in_force() or 'none'}"
                 self.steps.do(text, at.link, self.current, name)
             self._lay(files, known)
-            self._link(places.command, str(self.current / "bin/stoker"))
-            for page in PAGES:
-                self._link(places.home / page, f"current/deploy/{page}")
-            self._sweep([*self._links(), *map(places.on_disk, files)])
+            for link, target in self._links().items():
+                self._link(link, target)
+            self._sweep([self.current, *self._links(), *map(places.on_disk, files)])
             self._take_away([file for file in known if file not in new.files], known)
             if not self.steps.is_dry:
                 new.write(places.record)
-            self._tell_systemd()
+            self._tell_systemd("systemd-sysusers stoker.conf", "systemd-tmpfiles --create stoker.conf")
             self._remove_unused(name)
         if not self.steps.is_dry:
             self._tell_next(wheel.deploy)
@@ -67,12 +66,8 @@ class Installer:
         """Removes all but pipeline files, data, the account and files that were edited; raises Refused."""
         places = self.places
         with self.steps.locked(places.record.with_name(".lock")):
-            before, made = Record.read(places.record), environments(places.home)
-            if before is None and not made:
-                raise Refused(
-                    UNAVAILABLE, f"nothing is installed: {places.record} and {places.home} are not there"
-                )
-            for place in made:
+            before = Record.read(places.record)
+            for place in environments(places.home):
                 if pids := users_of(place):
                     text = f"process {pids[0]} works from {place}: stop the pipelines and commands first"
                     raise Refused(UNAVAILABLE, f"{text}, as with systemctl disable --now stoker@NAME.target")
@@ -82,18 +77,18 @@ class Installer:
                 if link.is_symlink() and not places.on_disk(Path(os.readlink(link))).exists():  # noqa: PTH115
                     self.steps.do(f"remove {link}", link.unlink)
             self._tell_systemd()
-            for link in self._links():
-                if link.is_symlink():
+            for link, target in {**self._links(), self.current: self._in_force()}.items():
+                if link.is_symlink() and str(link.readlink()) == target:
                     self.steps.do(f"remove {link}", link.unlink)
-            self._sweep(self._links())
-            self.steps.do(f"remove {places.record.parent}", shutil.rmtree, places.record.parent)
+            self._sweep([self.current, *self._links()])
             self._remove_unused(None)
             self._remove_home()
+            self.steps.do(f"remove {places.record.parent}", shutil.rmtree, places.record.parent)
         print("pipeline files and data are left" + ("" if places.is_user else ", and the account stoker"))
 
-    def _links(self) -> list[Path]:
-        places = self.places
-        return [places.command, *(places.home / page for page in PAGES), self.current]
+    def _links(self) -> dict[Path, str]:
+        pages = {self.places.home / page: f"current/deploy/{page}" for page in PAGES}
+        return {self.places.command: str(self.current / "bin/stoker"), **pages}
 
     def _sweep(self, paths: Iterable[Path]) -> None:
         """Removes what a kill between writing and renaming has left."""
@@ -116,13 +111,14 @@ class Installer:
     def _fill_environment(self, place: Path, wheel: Wheel, python: str) -> None:
         must, constraints = self.steps.must, place / "constraints.txt"
         place.parent.mkdir(parents=True, exist_ok=True)
-        must(UNAVAILABLE, "Debian needs: apt install python3-venv", python, "-m", "venv", place)
+        must(UNAVAILABLE, NO_VENV, python, "-m", "venv", place)
         constraints.write_bytes(wheel.deploy["constraints.txt"])
         index = os.environ.get("STOKER_TORCH_INDEX")
-        options = ["--quiet", "--disable-pip-version-check", *(["--extra-index-url", index] if index else [])]
+        options = ["--quiet", "--disable-pip-version-check", "--no-user"]
+        options += ["--extra-index-url", index] if index else []
         own = place / "bin/python"
-        pip: tuple[str | Path, ...] = (own, "-m", "pip", "install", *options, "-c", constraints, wheel.path)
-        must(UNAVAILABLE, "look at the network and the disk, then run this again", *pip)
+        remedy = "look at the network and the disk, then run this again"
+        must(UNAVAILABLE, remedy, own, "-m", "pip", "install", *options, "-c", constraints, wheel.path)
         must(DATA, "the wheel is broken, build it again", own, "-P", "-c", _DAEMONS)
         packaged = next(place.glob("lib/python*/site-packages/stoker/deploy"))
         (place / "deploy").symlink_to(packaged.relative_to(place))
@@ -164,23 +160,23 @@ class Installer:
                     self.steps.do(f"remove {path}", at.remove_laid, path)
 
     def _link(self, link: Path, target: str) -> None:
-        if link.exists() and not link.is_symlink():
-            print(f"{link} is not ours and is left; it would be a link to {target}")
-        elif not link.is_symlink() or str(link.readlink()) != target:
+        if not os.path.lexists(link):
             self.steps.do(f"link {link} to {target}", at.link, link, target)
+        elif not link.is_symlink() or str(link.readlink()) != target:
+            print(f"{link} is not ours and is left: call {target}, or remove it and run this again")
 
-    def _tell_systemd(self) -> None:
+    def _tell_systemd(self, *first: str) -> None:
         if self.places.root != Path("/"):
             return
-        account, folders = "systemd-sysusers", "systemd-tmpfiles --create stoker.conf"
-        of_machine = (account, folders, "journalctl --update-catalog", "systemctl daemon-reload")
+        of_machine = (*first, "journalctl --update-catalog", "systemctl daemon-reload")
         for command in ("systemctl --user daemon-reload",) if self.places.is_user else of_machine:
             self.steps.do(f"run {command}", self._tell, command)
 
     def _tell(self, command: str) -> None:
         program, *words = command.split()
-        if shutil.which(program) is None:
-            print(f"there is no {program} here: without systemd, use `stoker run`")
+        is_up = program != "systemctl" or Path("/run/systemd/system").is_dir()  # as sd_booted(3) asks
+        if not is_up or shutil.which(program) is None:
+            print("systemd does not run here; `stoker run` needs none")
         elif (done := self.steps.command(program, *words)).returncode:
             print(f"that failed; correct it and run it by hand: {done.stderr.strip()}")
 

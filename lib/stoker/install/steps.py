@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,10 +140,9 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
-def digest(data: bytes | Mapping[str, Any]) -> str:
-    """Returns the sha256 of bytes, or of the canonical form of a mapping."""
-    plain = data if isinstance(data, bytes) else json.dumps(data, sort_keys=True).encode()
-    return hashlib.sha256(plain).hexdigest()
+def digest(data: bytes) -> str:
+    """Returns the sha256 of bytes."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def digest_of(path: Path) -> str | None:

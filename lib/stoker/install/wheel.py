@@ -14,6 +14,7 @@ from pathlib import Path
 from stoker.install.steps import DATA, UNAVAILABLE, USAGE, Refused, Steps, digest
 
 _IN_WHEEL = "stoker/deploy/"
+NO_VENV = "Debian needs: apt install python3-venv; and look at the disk"
 CHECKOUT = Path(__file__).parents[3]
 
 
@@ -58,7 +59,7 @@ def build(python: str, into: Path) -> Path:
         raise Refused(USAGE, "name the wheel to install, as in: scripts/install stoker-1.0-py3-none-any.whl")
     print(f"building the wheel of {CHECKOUT}", flush=True)
     steps, pip = Steps(is_dry=False), (into / "tools/bin/python", "-m", "pip", "wheel", "--quiet")
-    steps.must(UNAVAILABLE, "Debian needs: apt install python3-venv", python, "-m", "venv", into / "tools")
+    steps.must(UNAVAILABLE, NO_VENV, python, "-m", "venv", into / "tools")
     quiet = ("--disable-pip-version-check", "--no-deps", "--wheel-dir")
     steps.must(UNAVAILABLE, "look at the network, or name a wheel", *pip, *quiet, into, CHECKOUT)
     return next(into.glob("stoker-*.whl"))
@@ -71,4 +72,5 @@ def default_python() -> str:
     new_enough = "import sys; sys.exit(sys.version_info < (3, 11))"
     system = "/usr/bin/python3"
     known = Path(system).exists() and subprocess.run([system, "-c", new_enough], check=False).returncode == 0
-    return system if known else sys.executable
+    # Resolved: where the system comes to have another Python, the environment's own is often there still.
+    return str(Path(system).resolve()) if known else sys.executable
