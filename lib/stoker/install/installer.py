@@ -194,10 +194,10 @@ class Installer:
         if self.steps.is_dry:
             return
         self._remove_unused(self._in_force())
-        if before is not None:
+        if before is None:
+            shutil.rmtree(self.places.record.parent)
+        else:
             before.write(self.places.record)
-            return
-        shutil.rmtree(self.places.record.parent)
         self._remove_home()
 
     def _remove_home(self) -> None:
