@@ -122,7 +122,5 @@ class GoodputBooks:
         `since_start` is for counters: a kill loses the last minute of the books, and a counter that falls by
         a little counts for Prometheus as one that began again, with all that it had.
         """
-        account = self.account
-        since = {name: total - self._start.get(name, 0.0) for name, total in account.totals.items()}
-        figures = {"ratio": account.ratio, "wall_s": account.wall_s, "undecided_s": account.undecided_s}
-        return {**figures, "seconds": dict(account.totals), "since_start": since}
+        since = {name: total - self._start.get(name, 0.0) for name, total in self.account.totals.items()}
+        return {**self.account.figures(), "since_start": since}

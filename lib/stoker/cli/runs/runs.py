@@ -52,14 +52,12 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
         if one.launch not in {each.launch for each in ends}:
             is_running = body["running"] and body["body"].get("launch") == one.launch
             launches.append(_launch(one) | {"is_running": is_running})
-    account = read_account(books["account"]) if books else None
-    spent = account and {"ratio": account.ratio, "wall_s": account.wall_s, "undecided_s": account.undecided_s}
     return {
         "v": 1,
         "pipeline": pipeline.name,
         "run": run,
         "launches": launches,
-        "account": account and spent and {**spent, "seconds": account.totals},
+        "account": read_account(books["account"]).figures() if books else None,
         "damage": list(damage),
     }
 

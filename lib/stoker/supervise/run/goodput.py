@@ -79,6 +79,11 @@ class Goodput:
         """Goodput from the run's begin; None before it."""
         return self.totals[STEPS] / self.wall_s if self.wall_s else None
 
+    def figures(self) -> dict[str, Any]:
+        """Returns what status and `stoker runs` show of it."""
+        spent = {"wall_s": self.wall_s, "undecided_s": self.undecided_s}
+        return {"ratio": self.ratio, **spent, "seconds": dict(self.totals)}
+
     def passed(self, now: float, bucket: str | None) -> None:
         """Counts the time since the last call for what it was spent on; from now on it is for `bucket`."""
         seconds = now - self.at

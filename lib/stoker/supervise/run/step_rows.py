@@ -30,7 +30,7 @@ class Piece:
 
 
 class StepRows:
-    """Follows a log. A trainer that resumes cuts it, or makes steps again: it is then read from its begin."""
+    """Follows a log. A trainer that resumes cuts it: it is then read from its begin."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,9 +38,6 @@ class StepRows:
         self._inode = self._offset = 0
         self._step = -1  # nanoGPT counts from 0
         self._last = b""  # the last line read: it stands before `_offset` as long as nothing was cut
-        # (offset, step): rows before the offset do not count from this step on; it was made again.
-        self._again: list[tuple[int, int]] = []
-        self._is_counted = True  # False while the log is only searched for steps made again
 
     def read(self, history: History) -> Piece:
         """Returns the next rows; raises StorageError for a log that cannot be read."""
@@ -53,14 +50,13 @@ class StepRows:
 
     def _begin(self, history: History, inode: int) -> None:
         self._history, self._inode, self._offset, self._step = history, inode, 0, -1
-        self._last, self._is_counted = b"", True
+        self._last = b""
 
     def _read(self, file: BinaryIO, history: History) -> Piece:
         found = os.fstat(file.fileno())
         is_anew = (history, found.st_ino) != (self._history, self._inode) or self._is_cut(file)
         if is_anew:
             self._begin(history, found.st_ino)
-            self._again = []
         file.seek(self._offset)
         data = file.read(PIECE_BYTES)
         rows = list[Row]()
@@ -73,11 +69,7 @@ class StepRows:
         if whole and not data[:whole].endswith(b"\n"):  # no row is so long
             self._offset, self._last = self._offset + whole, b""
         is_last = self._offset + len(data) - whole >= found.st_size
-        if self._is_counted:
-            return Piece(tuple(rows), is_anew, is_last)
-        if is_last:  # all steps made again are known now
-            self._begin(history, found.st_ino)
-        return Piece(is_anew=True, is_last=False)
+        return Piece(tuple(rows), is_anew, is_last)
 
     def _is_cut(self, file: BinaryIO) -> bool:
         if not self._last:
@@ -94,11 +86,8 @@ class StepRows:
             step = row["step"]
             if "loss" not in row or not counts(row["timeline"], step, self._history or ()):
                 return None
-            if any(self._offset < at and step >= again for at, again in self._again):
+            if step <= self._step:  # made again in a log that could not be cut: counted once
                 return None
-            if step <= self._step:
-                self._again.append((self._offset, step))
-                self._is_counted = False
             self._step = step
             return {key: row[key] for key in KEYS if key in row}
         return None
