@@ -102,7 +102,7 @@ class Ground:
         how = ["-c", KILLER, str(kill), str(self.root), "install"] if kill else [REPO / "scripts/install"]
         done = subprocess.run(
             [sys.executable, *how, *self.options(*words)],
-            env=self.environ, capture_output=True, text=True, timeout=LONG_S, check=False,
+            env=self.environ, capture_output=True, text=True, timeout=4 * LONG_S, check=False,
         )  # fmt: skip
         assert done.returncode in ((0, -9) if kill else (code,)), done.stdout + done.stderr
         return done
