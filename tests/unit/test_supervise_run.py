@@ -43,6 +43,18 @@ IDENTITY = Identity(
 )
 
 
+PIN = DatasetPin(
+    "prose",
+    1,
+    "b" * 64,
+    {},
+    TokenizerPin("tokenizers/prose-v1.json", "c" * 64, 400, 0),
+    {},
+    listing=("a.parquet", "b.parquet"),
+    complete=True,
+)
+
+
 def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -76,24 +88,14 @@ def test_a_run_begins_with_parameters_of_the_same_model_and_tokenizer_alone(
     change: dict[str, Any], said: str | None, tmp_path: Path
 ) -> None:
     pipeline = make_pipeline(tmp_path, train__init_from="step-000000005").pipeline
-    pin = DatasetPin(
-        "prose",
-        1,
-        "b" * 64,
-        {},
-        TokenizerPin("tokenizers/prose-v1.json", "c" * 64, 400, 0),
-        {},
-        listing=("a.parquet", "b.parquet"),
-        complete=True,
-    )
     model = {"v": 1, **pipeline.train.model.body(), "vocab_size": 400, "seq_len": 64, **change}
     files = {"tokenizer.json": {"sha256": model.pop("tokenizer", "c" * 64)}}
     proof = {"body": {"step": 5, "files": files}, "digest": "e" * 64, "model": model}
     if said is None:
-        assert choose_origin(pipeline, pin, proof) == Origin(str(tmp_path / "step-000000005"), 5, "e" * 64)
+        assert choose_origin(pipeline, PIN, proof) == Origin(str(tmp_path / "step-000000005"), 5, "e" * 64)
         return
     with pytest.raises(ConfigError) as refused:
-        choose_origin(pipeline, pin, proof)
+        choose_origin(pipeline, PIN, proof)
     assert said in str(refused.value)
 
 
@@ -169,17 +171,7 @@ def planner(tmp_path: Path) -> Planner:
             books=books_of(300, 40, documents=4),
         )
         write_source(layout, replace(source, manifest_sha256=sha("manifest" + name)))
-    pin = DatasetPin(
-        "prose",
-        1,
-        "b" * 64,
-        {},
-        TokenizerPin("tokenizers/prose-v1.json", "c" * 64, 400, 0),
-        {},
-        listing=("a.parquet", "b.parquet"),
-        complete=True,
-    )
-    write_pin(layout, pin)
+    write_pin(layout, PIN)
     layout.run("main").create()
     return Planner(layout, "prose", layout.run("main").plan)
 
