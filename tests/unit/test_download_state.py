@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +18,14 @@ from stoker.corpus.fetch.decide import RemoteRules, parse
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Receipt, write_receipt
 from stoker.kit.daemon import DaemonContext
-from stoker.store.layout import StateLayout
+from stoker.kit.loop import Waiter
+from stoker.kit.workers.pool import WorkerPool
+from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
 from stokerd.download.fetcher import FetchFailures
+from stokerd.download.remote import RemoteSource
 from stokerd.download.source import Source
-from stokerd.download.state import State
+from stokerd.download.state import LISTER, State
+from support.pipelines import make_pipeline
 
 RECEIPT = Receipt("d", "a", "/l/a", 10, "ab" * 32, "", f"sha256:{'ab' * 32}", "verified")
 STALL_S = 300.0
@@ -184,3 +190,15 @@ class TestWaitingForServers:
         world.transfers.clear()
         assert self.look(world, failures) == ""
         assert world.heard.words == ["downloads_wait", "downloads_go_on"]
+
+
+def test_a_source_that_could_never_be_listed_has_nothing_due_before_the_next_try(tmp_path: Path) -> None:
+    source = {"kind": "hub", "repo": "a/b", "endpoint": "http://127.0.0.1:9"}
+    data = make_pipeline(tmp_path, dataset__source=source)
+    with contextlib.closing(Waiter()) as waiter:
+        context = DaemonContext(DOWNLOAD_WATCHDOG, data.pipeline, waiter, once=True)
+        remote = RemoteSource(context, WorkerPool("test", waiter))
+        remote.state.retries.retry_in(LISTER, 600)
+        remote.keep_listing()
+        now = time.monotonic()
+        assert remote.next_due(now) > now + 500, "or the daemon does not sleep at all"

@@ -278,7 +278,7 @@ class RemoteSource(Source[RemoteFile]):
 
     def next_due(self, now: float) -> float:
         listing = math.inf if LISTER in self.pool else max(now, self._listing_due())
-        is_kept = self._kept == (self.listed, self.state.changes)
+        is_kept = not self.seen or self._kept == (self.listed, self.state.changes)
         writing = math.inf if is_kept else max(now, self.listing_due)
         return min(listing, self.failures.next_due(now), self.state.next_retry(now), writing)
 
