@@ -71,8 +71,11 @@ def run(options: argparse.Namespace) -> None:
     named = options.python or default_python()
     if (python := shutil.which(named)) is None:
         raise Refused(USAGE, f"there is no program {named}: name the interpreter with --python")
+    if options.wheel:
+        installer.install(options.wheel, python)
+        return
     with tempfile.TemporaryDirectory(prefix="stoker-install-") as scratch:
-        installer.install(options.wheel or build(python, Path(scratch)), python)
+        installer.install(build(python, Path(scratch)), python)
 
 
 def main() -> int:
