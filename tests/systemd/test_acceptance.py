@@ -318,9 +318,14 @@ def test_after_a_power_cut_everything_goes_on_by_itself(machine: Machine) -> Non
 
 
 def test_a_stop_seals_the_last_step_and_an_uninstallation_leaves_the_data(machine: Machine) -> None:
-    box = machine.box
+    box, scrub = machine.box, "stoker-scrub@one.service"
+    box.write(f"/etc/systemd/system/{scrub}.d/60-slow.conf", "[Service]\nExecStartPre=sleep infinity\n")
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "start", "--no-block", scrub)
+    wait_until(lambda: box.show(scrub, "ActiveState") == "activating", what="the scrub to be under way")
     box.run("systemctl", "disable", "--now", "stoker@one.target", "stoker@two.target")
-    assert [box.show(unit, "Result") for unit in (*ONE, *TWO)] == ["success"] * 6
+    assert [box.show(unit, "Result") for unit in (*ONE, *TWO, scrub)] == ["success"] * 7
+    wait_until(lambda: box.show(scrub, "ActiveState") == "inactive", what="the scrub to end with its target")
     last = f"{STATE}/runs/main/checkpoints/step-{max(machine.rows()):09d}"
     machine.stoker("verify", "checkpoint", last)
 
