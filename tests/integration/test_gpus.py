@@ -111,7 +111,7 @@ def test_what_a_card_has_is_shown_and_what_it_lacks_is_said_once(driver: FakeDri
     assert [card["lacks"] for card in ground.said("gpus_found")[0]["cards"]] == [
         ["xid_total", "energy_joules_total"]
     ] * 2
-    assert len(ground.recorded) == 1
+    assert len(ground.said("gpus_found")) == 1
 
 
 def test_a_function_that_the_drivers_library_does_not_have_is_a_figure_less(

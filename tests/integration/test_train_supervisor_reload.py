@@ -33,7 +33,7 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("reloads", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("reloads", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_a_trainer_notices_no_reload_and_nothing_is_lost_or_left(
     shard_sets: Path, tmp_path: Path, reloads: int
 ) -> None:
