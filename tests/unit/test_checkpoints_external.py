@@ -259,6 +259,23 @@ class TestWatching:
         watch.look()
         assert ground.sealed == ["step-000000070", "step-000000080"]
 
+    def test_a_path_that_was_written_again_since_it_was_told_waits_for_its_word(self, ground: Ground) -> None:
+        watch = ground.watch(None)
+        path = ground.save("ckpt.pt", b"of step 15")
+        saved_at = path.stat().st_mtime
+        hear(watch, 20, at=saved_at + 0.5)  # it is fast, and each word may come late
+        watch.hear("out/ckpt.pt", 10, saved_at - 1)
+        watch.look()
+        assert ground.sealed == []
+        watch.hear("out/ckpt.pt", 15, saved_at + 0.1)
+        watch.look()
+        assert ground.sealed == ["step-000000015"]
+        ground.save("ckpt.pt", b"of another that is never told")
+        watch.look()
+        assert len(ground.sealed) == 1
+        ground.quiet(watch)
+        assert ground.sealed == ["step-000000015", "step-000000020"]
+
     def test_told_paths_outside_through_links_or_missing_are_refused(self, ground: Ground) -> None:
         watch = ground.watch(None)
         (ground.root / "link").symlink_to("/etc")

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_it_says_what_the_supervisor_understands(
     inbox: Inbox, environ: Environ, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stoker_client, "INTERVAL_S", 0)
-    stoker = begin({**environ, "RANK": "0"})
+    began, stoker = time.time(), begin({**environ, "RANK": "0"})
     stoker.phase("train", step=3, loss=2.5)
     stoker.tell(val_loss=2.75, lr=None, checkpoint="a/../ckpt.pt")
     stoker.phase("eval", done=7)
@@ -95,6 +96,7 @@ def test_it_says_what_the_supervisor_understands(
     assert view.finished == "finished"
     told = next(words for words in inbox.words if "CHECKPOINT" in words)
     assert (told["CHECKPOINT"], told["STEP"]) == (str(Path.cwd() / "ckpt.pt"), "3")
+    assert began <= float(told["AT"]) <= time.time()
 
 
 def test_it_hands_on_what_the_supervisor_gives(environ: Environ, begin: Begin) -> None:

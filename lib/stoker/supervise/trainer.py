@@ -10,7 +10,7 @@ from stoker.kit.process import ProcessId
 from stoker.plan.positions import Position
 from stoker.supervise.health.evidence import Evidence
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
-from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
+from stoker.supervise.health.trainer_protocol import Told, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
 
 KEPT_KILLS = 12  # samples, of a minute: a launcher outlives the rank that the kernel killed by half of it
@@ -37,7 +37,7 @@ class Trainer:
     saves_s: tuple[float, ...] = ()
     saves_failed: tuple[str, ...] = ()  # why, as the last words tell
     saves_in_place: tuple[str, ...] = ()
-    told: tuple[tuple[str, int | None], ...] = ()  # paths of checkpoints, each with the newest step then
+    told: tuple[Told, ...] = ()  # checkpoints
     # What it told of its numerics, with the steps made before, and is not recorded yet.
     numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     stop_time_s: float = 0.0  # that its guard gives it, whatever a reload has changed since
@@ -79,7 +79,7 @@ class Trainer:
         """Returns the trainer after these datagrams."""
         view, times, tells_steps = self.view, self.step_times, self.tells_steps
         steps_s, saves_s = list[float](), list[float]()
-        failed, in_place, told = list[str](), list[str](), list[tuple[str, int | None]]()
+        failed, in_place, told = list[str](), list[str](), list[Told]()
         numerics = list(self.numerics)
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
@@ -92,7 +92,7 @@ class Trainer:
             tells_steps |= "step" in said
             before, view = view, heard(view, said, now)
             if "checkpoint" in said and not said.get("rank"):
-                told.append((said["checkpoint"], view.step))
+                told.append(Told(said["checkpoint"], said.get("step", view.step), said.get("at")))
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.phase_at)
             if view.phase != "train":

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any
 
 from stoker.checkpoints.external.watch import MOST_HEARD, Heard
@@ -23,6 +24,7 @@ from stoker.store.errors import ConfigError, DataError, StorageError, Transient
 from stoker.store.record import new_id, read_or_set_aside, write_record
 from stoker.supervise import actions as do
 from stoker.supervise.external.program import working_directory
+from stoker.supervise.health.trainer_protocol import Told
 from stoker.supervise.run.launch_record import config_digest
 from stoker.supervise.run.memorization import read_tail
 from stoker.supervise.run.record import RunRecord
@@ -38,8 +40,6 @@ LEFTOVERS_S = 1.0  # for a killed worker of an earlier supervisor; the loop wait
 MOST_TOLD = 1000  # paths, of a trainer that tells more than can be sealed
 FIELDS = ("step", "tokens", "loss", "val_loss")
 
-Told = tuple[str, int | None]  # a path, and the newest step when it was told
-
 
 class ExternalCheckpoints:
     """Seals, before each choice of a checkpoint and beside training; restores before each launch."""
@@ -50,7 +50,9 @@ class ExternalCheckpoints:
         self._pool = WorkerPool[do.ExternalJob](self._name, run.context.waiter, record=run.events.record)
         self._alerts = Alerts(run.events, COMPLAINT_S)
         kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self._foreign else None
-        self._told: dict[str, int | None] = dict(kept["told"]) if kept else {}
+        kept = kept or {"told": []}
+        listed = zip_longest(kept["told"], kept.get("at", ()))  # without the times: of an older version
+        self._told = {path: Told(path, step, at) for (path, step), at in listed}
         self._retry_at = self._tell_at = 0.0
         self._heard = deque(self._logged(), MOST_HEARD)  # what the trainer told; the worker knows it, too
 
@@ -84,7 +86,7 @@ class ExternalCheckpoints:
         """Takes in what the trainer told and what the worker did; watches a trainer that runs."""
         if self._foreign is None:
             return
-        if new := dict(told):
+        if new := {one.path: one for one in told}:
             self._note({**self._told, **new})
         for job, messages, end in self._pool.hear():
             for message in messages:
@@ -109,7 +111,7 @@ class ExternalCheckpoints:
 
     # Tasks
 
-    def _watch(self, told: Mapping[str, int | None]) -> None:
+    def _watch(self, told: Mapping[str, Told]) -> None:
         now = time.monotonic()
         heard = self._hear_steps(now, is_due=bool(told))
         job = next(iter(self._pool.jobs), None)
@@ -119,8 +121,8 @@ class ExternalCheckpoints:
         elif isinstance(job.facts, do.WatchSaves) and not job.abandoned:
             if heard is not None:
                 job.worker.send({"heard": heard})
-            for path, step in told.items():
-                job.worker.send({"told": path, "step": step})
+            for one in told.values():
+                job.worker.send({"told": one})
 
     def _task(self, job: do.ExternalJob) -> dict[str, Any]:
         run, layout, record = self.run, self.run.layout, self.run.store.record
@@ -145,7 +147,7 @@ class ExternalCheckpoints:
             "body": self._body(record),
             "logs": {PLAN_COPY: str(layout.plan), TIMELINES_COPY: str(layout.timelines)},
             "heard": list(self._heard),
-            "told": list(self._told.items()),
+            "told": list(self._told.values()),
             "look_s": LOOK_S,
             "quiet_s": QUIET_S,
             "origin": job.origin if isinstance(job, do.SealSaves) else None,
@@ -211,7 +213,7 @@ class ExternalCheckpoints:
             case "refused":
                 run.events.record("checkpoint_refused", **words)
             case "taken":
-                self._note({path: step for path, step in self._told.items() if path != words["told"]})
+                self._note({path: one for path, one in self._told.items() if path != words["told"]})
             case "trouble":
                 message = f"{words['message']}; training goes on, and it is tried again"
                 self._alerts.raise_("checkpoint_failed", message=message)
@@ -265,12 +267,13 @@ class ExternalCheckpoints:
             run.checkpoints.forget(job.name)  # proven again, it is convicted or restored
         run.state = run.state.paused(AGAIN_S, message, now)
 
-    def _note(self, told: Mapping[str, int | None]) -> None:
+    def _note(self, told: Mapping[str, Told]) -> None:
         """Keeps the told paths that are not sealed."""
         if told == self._told:
             return
         self._told = dict(list(told.items())[-MOST_TOLD:])
         try:
-            write_record(self.run.layout.told, {"v": 1, "told": [list(one) for one in self._told.items()]})
+            paths, at = [one[:2] for one in self._told.values()], [one.at for one in self._told.values()]
+            write_record(self.run.layout.told, {"v": 1, "told": paths, "at": at})
         except StorageError as problem:  # the worker has them all the same
             self._alerts.raise_("storage_trouble", message=str(problem))

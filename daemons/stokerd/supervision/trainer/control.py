@@ -23,7 +23,7 @@ from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, work_of
-from stoker.supervise.health.trainer_protocol import TrainerView
+from stoker.supervise.health.trainer_protocol import Told, TrainerView
 from stoker.supervise.run.launch_record import Launch, read_launches
 from stoker.supervise.run.memorization import newest_gap, read_tail
 from stoker.supervise.trainer import Trainer
@@ -52,7 +52,7 @@ class TrainerControl:
         self._heard_at = time.monotonic()
         self._told_gap = 0.0  # of memorization, in nats
         self._memory = MemoryWatch()
-        self._told: list[tuple[str, int | None]] = []
+        self._told: list[Told] = []
 
     @property
     def pids(self) -> set[int]:
@@ -166,8 +166,8 @@ class TrainerControl:
             self._book.note_numerics()
         return end
 
-    def take_told(self) -> list[tuple[str, int | None]]:
-        """Returns the checkpoints that the trainer told of since the last call, each with its newest step."""
+    def take_told(self) -> list[Told]:
+        """Returns the checkpoints that the trainer told of since the last call."""
         told, self._told = self._told, []
         return told
 

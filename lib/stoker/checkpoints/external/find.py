@@ -57,6 +57,11 @@ class Outside:
         return "file" if self.path.name in self.files else "directory"
 
     @property
+    def saved_at(self) -> float:
+        """Unix time at which the last of the files was written."""
+        return max(file.mtime_ns for file in self.files.values()) / 1e9
+
+    @property
     def mark(self) -> str:
         """64 hex digits over names, sizes and times: another mark is another state of the path."""
         listed = [(name, one.size, one.mtime_ns) for name, one in sorted(self.files.items())]

@@ -151,7 +151,7 @@ class Watch:
         # Sealed last: such a path may be written again, and a glob may not match it.
         self._last: deque[Path] = deque(maxlen=RECENT)
         self._last.extend(path for _, body in sealed if (path := path_of(body, self.place.directory)))
-        # Not sealed yet: as it was told, its step, and when that was heard.
+        # Not sealed yet: as it was told, its step, and when that was.
         self.told: dict[Path, tuple[str, int | None, float]] = {}
         self._seen: dict[Path, _Seen] = {}
         self._old: dict[Path, tuple[int, int]] = {}  # by name not newer than what is sealed: inode and time
@@ -160,10 +160,10 @@ class Watch:
         self.is_first = True
         self.sealed: list[int] = []
 
-    def hear(self, told: str, step: int | None) -> None:
-        """Takes in a path that the trainer says is complete."""
+    def hear(self, told: str, step: int | None, at: float | None = None) -> None:
+        """Takes in a path that the trainer says is complete, and the Unix time when it did; None: now."""
         try:
-            self.told[self.place.checked(told)] = (told, step, time.time())
+            self.told[self.place.checked(told)] = (told, step, time.time() if at is None else at)
         except (Refused, OSError) as problem:
             self.tell("refused", path=shown(Path(told)), reason=str(problem))
             self.tell("taken", told=told)
@@ -205,7 +205,7 @@ class Watch:
                 seen = self._seen[path] = _Seen(one.mark, self.clock())
             if one.mark in self.known:
                 self._taken(path)
-            elif is_at_rest or is_told or self.clock() - seen.since >= self.quiet_s:
+            elif is_at_rest or self._is_told(one) or self.clock() - seen.since >= self.quiet_s:
                 self._take(one, seen, is_at_rest=is_at_rest)
         except FileNotFoundError:
             self._seen.pop(path, None)
@@ -215,15 +215,18 @@ class Watch:
         except (DataError, PermissionError) as problem:
             self._refuse(path, str(problem))
 
+    def _is_told(self, one: Outside) -> bool:
+        """Returns whether the trainer told this state; one written since has a word of its own soon."""
+        return one.path in self.told and one.saved_at <= self.told[one.path][2]
+
     def _take(self, one: Outside, seen: _Seen, *, is_at_rest: bool) -> None:
-        newest_s = max(file.mtime_ns for file in one.files.values()) / 1e9
         why = why_not_whole(one)
-        if newest_s < self.place.begun <= time.time():  # not where the clock was set back since
+        if one.saved_at < self.place.begun <= time.time():  # not where the clock was set back since
             why = "it is older than the run, which has not made it"
         if why:
             self._refuse(one.path, why)
             return
-        step = self._step(one.path, newest_s)
+        step = self._step(one)
         if step <= self.last_step:
             self.known.add(one.mark)
             self._taken(one.path)
@@ -238,16 +241,14 @@ class Watch:
                 raise
             seen.since = self.clock()
 
-    def _step(self, path: Path, saved_at: float) -> int:
+    def _step(self, one: Outside) -> int:
         """Returns the step of a path's state: told with it, in its name, or the trainer's when it was saved.
 
         In a name that is written again only a number after "step" is one. Without any, steps are counted.
         """
-        named, (_, told, told_at) = step_in(path.name), self.told.get(path, ("", None, 0.0))
-        if saved_at > told_at:
-            told = None  # it was written again since
-        is_sure = path not in self._last or AFTER_STEP.search(path.name)
-        steps = (told, named if is_sure else None, self._step_at(saved_at), named)
+        named, told = step_in(one.path.name), self.told[one.path][1] if self._is_told(one) else None
+        is_sure = one.path not in self._last or AFTER_STEP.search(one.path.name)
+        steps = (told, named if is_sure else None, self._step_at(one.saved_at), named)
         return next((step for step in steps if step is not None), self.last_step + 1)
 
     def _step_at(self, moment: float) -> int | None:

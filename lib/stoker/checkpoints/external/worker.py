@@ -4,8 +4,9 @@ Each task has "verb", "directory", "pattern" (or null), "checkpoints", "given_up
 checkpoints which were moved away), "history" ([[timeline, last step or null], ...]), "begun" (Unix time) and
 "state" (Stoker's own directory).
 
-watch    {"launch", "body", "logs": {name: path}, "heard", "told": [[path, step], ...], "look_s", "quiet_s"}:
-         seals what a running trainer saves, until it is stopped. Lines {"told": path, "step"} and
+watch    {"launch", "body", "logs": {name: path}, "heard", "told": [[path, step, at], ...], "look_s",
+         "quiet_s"}:
+         seals what a running trainer saves, until it is stopped. Lines {"told": [path, step, at]} and
          {"heard": [Unix time, {"step", ...}]} come meanwhile.
 look     the same, once and without waiting: no trainer runs. With "origin", that path alone is sealed, as the
          step in its name or 0  -> {"sealed": steps}
@@ -56,8 +57,8 @@ def _watch_of(task: dict[str, Any], place: Place, report: Report, alive: Progres
     logs = {name: Path(path) for name, path in task["logs"].items()}
     heard = deque(map(tuple, task["heard"]), MOST_HEARD)
     watch = Watch(place, task["launch"], task["body"], logs, report, alive, heard, task["quiet_s"])
-    for path, step in task["told"]:
-        watch.hear(path, step)
+    for told in task["told"]:
+        watch.hear(*told)
     return watch
 
 
@@ -66,7 +67,7 @@ def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) 
     while not report.stopping:
         while (message := report.receive(max(0.0, look_at_s - time.monotonic()))) is not None:
             if "told" in message:
-                watch.hear(message["told"], message["step"])
+                watch.hear(*message["told"])
                 look_at_s = 0.0
             if "heard" in message:
                 watch.heard.append(tuple(message["heard"]))

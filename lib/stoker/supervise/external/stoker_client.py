@@ -81,6 +81,8 @@ class Stoker:
 
     def _datagram(self, words: Mapping[str, Any]) -> bytes:
         head = {"launch": self._launch, "phase": self._phase, "rank": self._rank, "step": self._step}
+        if "checkpoint" in words:
+            head["at"] = time.time()
         lines = (f"{key.upper()}={_text(key, value)}" for key, value in {**head, **words}.items())
         datagram = "\n".join(line for line in lines if line[-1] != "=").encode("utf-8", "replace")
         return datagram[:MOST_BYTES].decode("utf-8", "ignore").encode()

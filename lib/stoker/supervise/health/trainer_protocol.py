@@ -7,7 +7,7 @@ import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.store.record import parse_json
 
@@ -23,9 +23,17 @@ COUNTING = frozenset({"eval", "checkpoint"})  # in which a higher DONE is progre
 
 Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
 _NOT_OF_THE_VIEW = (
-    *("checkpoint", "done", "nonfinite", "numerics", "pid", "rank"),
+    *("at", "checkpoint", "done", "nonfinite", "numerics", "pid", "rank"),
     *("save_failed", "save_in_place", "stacks"),
 )
+
+
+class Told(NamedTuple):
+    """A checkpoint that the trainer told of: path, newest step then, and Unix time where it said so."""
+
+    path: str
+    step: int | None
+    at: float | None = None
 
 
 def parse(datagram: bytes, launch: str) -> Said | None:
@@ -175,7 +183,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("RANK", "STEP", "DONE", "TOKENS", "GPU_RESERVED_BYTES"), _whole),
     **dict.fromkeys(("MEMORY_BYTES", "ALLOC_RETRIES", "MICRO_BATCH"), _whole),
     **dict.fromkeys(("LOSS", "LR", "GRAD_NORM", "TOKENS_PER_S", "VAL_LOSS"), _number),
-    **dict.fromkeys(("MFU", "DATA_WAIT_S", "SAVE_STALL_S"), _number),
+    **dict.fromkeys(("AT", "MFU", "DATA_WAIT_S", "SAVE_STALL_S"), _number),
     "PID": _whole,
     "STACKS": _signal,
     "POSITION": _position,
