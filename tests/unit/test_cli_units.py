@@ -145,8 +145,11 @@ def test_an_unreadable_file_a_missing_disk_and_a_token_for_all_are_warned_of(
     assert f"warning: {token} may be read by every user (mode 0644): chmod 600" in told
     assert "secret-word" not in told
     file.chmod(0o644)
+    file.parent.chmod(0o700)
     units(root)
-    assert "may not read" not in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "may not read" not in told
+    assert "warning: nobody may not enter /" in told
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives a file to another group")

@@ -100,7 +100,7 @@ def _require_units_file(pipeline: Pipeline, file: Path) -> None:
     if file == pipeline.file or (file.exists() and file.samefile(pipeline.file)):
         return
     has = "is another one" if file.exists() else "does not exist"
-    remedy = f"install -D -m 640 -g {ACCOUNT} {pipeline.file} {file}, and name that"
+    remedy = f"install -D -m 640 -g {ACCOUNT} {pipeline.file} {file}, and name that (your own units: --user)"
     raise UsageError(f"the units of pipeline {pipeline.name} read {file}, which {has}: {remedy}")
 
 
@@ -181,7 +181,7 @@ def _unreadable(pipeline: Pipeline, account: Account | None) -> Iterator[str]:
 
     name, file, state = account.name if account else ACCOUNT, pipeline.file, pipeline.state
     try:
-        entry, found = pwd.getpwnam(name), file.stat()
+        entry = pwd.getpwnam(name)
     except KeyError:
         if name == ACCOUNT:
             yield f"there is no user {name} yet: systemd-sysusers makes it"
@@ -189,7 +189,14 @@ def _unreadable(pipeline: Pipeline, account: Account | None) -> Iterator[str]:
             yield f"{state} is user {name}'s, whom systemd does not know: chown -R {ACCOUNT}: {state}"
         return
     groups = os.getgrouplist(name, entry.pw_gid)
-    bits = 0o400 if found.st_uid == entry.pw_uid else 0o040 if found.st_gid in groups else 0o004
-    if not found.st_mode & bits:
+
+    def may(path: Path, bit: int) -> bool:
+        found = path.stat()
+        shift = 6 if found.st_uid == entry.pw_uid else 3 if found.st_gid in groups else 0
+        return bool(found.st_mode >> shift & bit)
+
+    if not may(file, os.R_OK):
         group = grp.getgrgid(entry.pw_gid).gr_name
         yield f"{name} may not read {file}: chgrp {group} {file}, then chmod 640 {file}"
+    if closed := [str(place) for place in file.parents if not may(place, os.X_OK)]:
+        yield f"{name} may not enter {closed[-1]}: make it a member of the group of that directory"
