@@ -22,10 +22,21 @@ PLACES = {
     "StateDirectory=stoker/%i\nStateDirectoryMode=0750\n": "",
     "# To read what the failed unit said last.\nSupplementaryGroups=systemd-journal\n": "",
 }
+SANDBOX = re.compile(r"^# What it may not do.*?(?=\n\[Install\]|\Z)", re.MULTILINE | re.DOTALL)
+OF_USERS = """\
+# What it may not do. A user's systemd has no right to more of a sandbox: the units of the machine have one.
+UMask=0027
+Slice=stoker.slice
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+SystemCallArchitectures=native
+"""
 
 
 def of_user(unit: str) -> str:
     """Returns what a unit of the machine is as a user's."""
+    unit = SANDBOX.sub(OF_USERS, unit)
     for here, there in sorted(PLACES.items(), key=lambda pair: -len(pair[0])):
         unit = unit.replace(here, there)
     return re.sub(r"^After=local-fs.target ", "After=", unit, flags=re.MULTILINE)
@@ -41,12 +52,18 @@ def test_each_unit_has_its_twin_for_users_and_differs_only_in_place_and_owner() 
         assert (UNITS / "user" / path.name).read_text() == of_user(path.read_text()), path.name
 
 
+def test_every_service_has_the_same_sandbox() -> None:
+    found = [SANDBOX.search(path.read_text()) for path in sorted(UNITS.glob("stoker-*.service"))]
+    assert len(found) == 6
+    assert len({tuple(re.findall(r"^\w+=.*", one[0], re.MULTILINE)) for one in found if one is not None}) == 1
+    assert None not in found
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_a_users_systemd_knows_every_line(tmp_path: Path) -> None:
     for path in units(UNITS / "user"):
         text = path.read_text().replace("%h/.local/share/stoker", "/usr")
         (tmp_path / path.name).write_text(re.sub(r"^(Exec\w+=)\S+", r"\1/bin/true", text, flags=re.MULTILINE))
-    shutil.copytree(UNITS / "user" / "stoker-@.service.d", tmp_path / "stoker-@.service.d")
     files = [str(path) for path in units(tmp_path)]
     done = subprocess.run(
         ["systemd-analyze", "verify", "--user", "--man=no", *files],

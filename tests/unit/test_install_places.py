@@ -39,7 +39,6 @@ def test_each_unit_is_laid_once_and_names_the_prefix(is_user: bool) -> None:
         assert b"/opt/stoker" not in data, path
         assert b"%h/.local/share/stoker" not in data, path
     assert b"ExecStart=/srv/elsewhere/current/bin/" in files[place / "stoker-stage-shard@.service"]
-    assert place / "stoker-@.service.d/10-sandbox.conf" in files
 
 
 def test_the_rest_of_the_machines_files_lie_where_systemd_and_shells_look() -> None:

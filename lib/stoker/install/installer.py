@@ -157,7 +157,7 @@ class Installer:
                 print(f"{there} was edited and is left")
             for path in (there, at.beside(there), at.part_of(there)):
                 if path.is_file() and not (is_edited and path == there):
-                    self.steps.do(f"remove {path}", at.remove_laid, path)
+                    self.steps.do(f"remove {path}", path.unlink)
 
     def _link(self, link: Path, target: str) -> None:
         if not os.path.lexists(link):

@@ -14,7 +14,7 @@ _COMPLETION = {
     "completion/stoker.zsh": "share/zsh/site-functions/_stoker",
     "completion/stoker.fish": "share/fish/vendor_completions.d/stoker.fish",
 }
-_UNITS = ("*.service", "*.target", "*.slice", "*.timer", "*.conf")
+_UNITS = ("*.service", "*.target", "*.slice", "*.timer")
 # Pattern of names below deploy/: the place below /usr/local or ~/.local. The first that fits; {} is the rest.
 _OF_MACHINE = {
     "systemd/user/*": None,

@@ -122,14 +122,6 @@ def remove_environment(path: Path, marker: str) -> None:
     shutil.rmtree(path)
 
 
-def remove_laid(path: Path) -> None:
-    """Removes a file, and a drop-in directory that is empty now."""
-    path.unlink()
-    if path.parent.suffix == ".d":
-        with contextlib.suppress(OSError):  # not empty
-            path.parent.rmdir()
-
-
 def part_of(path: Path) -> Path:
     """Returns the name under which a file is written before it is renamed."""
     return path.with_name(f".{path.name}.part")
