@@ -31,7 +31,7 @@ sys.exit(int(sys.argv[1:][launches - 1]))
 """
 STOKER = (sys.executable, "-c", "from stoker.cli.main import main; main()")
 OURS = {"STOKER_NOTIFY_SOCKET", "STOKER_LAUNCH", "STOKER_RUN_DIR", "STOKER_MICRO_BATCH"}
-OURS |= {"STOKER_RESUME_FROM", "STOKER_RESUME_STEP", "PYTHONUNBUFFERED"}
+OURS |= {"STOKER_PIPELINE", "STOKER_RESUME_FROM", "STOKER_RESUME_STEP", "PYTHONUNBUFFERED"}
 
 
 def told(home: Path) -> list[dict[str, object]]:
