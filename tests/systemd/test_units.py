@@ -40,6 +40,7 @@ PROBE = """
 Type=oneshot
 ExecStart={run}
 StateDirectory=stoker/%i
+{sandbox}
 """
 SCRAPE = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode())"
 
@@ -259,7 +260,9 @@ def test_systemd_finds_nothing_wrong_with_the_units(box: Box) -> None:
 
 def test_the_sandbox_allows_what_daemons_and_trainer_need_and_refuses_the_rest(box: Box) -> None:
     run = f"{sys.executable} {REPO / 'tests' / 'systemd' / 'probe.py'} %S/stoker/%i"
-    box.write("/etc/systemd/system/stoker-probe@.service", PROBE.format(run=run))
+    shipped = (REPO / "deploy/systemd/stoker-train-supervisor@.service").read_text()
+    sandbox = shipped[shipped.index("# What it may not do") : shipped.index("[Install]")]
+    box.write("/etc/systemd/system/stoker-probe@.service", PROBE.format(run=run, sandbox=sandbox))
     box.run("systemctl", "start", "stoker-probe@probe.service")
     found = json.loads(box.path("/var/lib/stoker/probe/probe.json").read_text())
 

@@ -249,13 +249,13 @@ class TestWatching:
         path = ground.save("ckpt.pt", b"one")
         hear(watch, 70, tokens=700, val_loss=2.5)
         hear(watch, 75, tokens=750, val_loss=2.4)
-        watch.hear(str(path), 70)
+        watch.hear(str(path), 70, time.time())
         watch.look()
         body = json.loads((ground.checkpoints / "step-000000070" / "checkpoint.json").read_bytes())
         assert (body["tokens"], body["val_loss"], body["external"]["path"]) == (700, 2.5, "out/ckpt.pt")
         (ground.root / "timelines.jsonl").unlink()  # the supervisor restores it from an older checkpoint
         ground.save("ckpt.pt", b"the second")
-        watch.hear("out/ckpt.pt", 80)
+        watch.hear("out/ckpt.pt", 80, time.time())
         watch.look()
         assert ground.sealed == ["step-000000070", "step-000000080"]
 
@@ -270,6 +270,7 @@ class TestWatching:
         watch.hear("out/ckpt.pt", 15, saved_at + 0.1)
         watch.look()
         assert ground.sealed == ["step-000000015"]
+        assert ground.told("taken") == [{"told": ["out/ckpt.pt", 15, saved_at + 0.1]}]  # not the word before
         ground.save("ckpt.pt", b"of another that is never told")
         watch.look()
         assert len(ground.sealed) == 1
@@ -281,7 +282,7 @@ class TestWatching:
         (ground.root / "link").symlink_to("/etc")
         own = (".", str(ground.root), "state", "state/checkpoints", "a\0b/x")
         for told in ("/etc/passwd", "../x", "out/../../x", "link/passwd", "nowhere.pt", *own):
-            watch.hear(told, 1)
+            watch.hear(told, 1, time.time())
         watch.look()
         watch.look()
         assert len(ground.told("refused")) == 10

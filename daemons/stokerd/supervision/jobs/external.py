@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from itertools import zip_longest
 from typing import Any
 
 from stoker.checkpoints.external.watch import MOST_HEARD, Heard
@@ -50,9 +49,9 @@ class ExternalCheckpoints:
         self._pool = WorkerPool[do.ExternalJob](self._name, run.context.waiter, record=run.events.record)
         self._alerts = Alerts(run.events, COMPLAINT_S)
         kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self._foreign else None
-        kept = kept or {"told": []}
-        listed = zip_longest(kept["told"], kept.get("at", ()))  # without the times: of an older version
-        self._told = {path: Told(path, step, at) for (path, step), at in listed}
+        told = kept["told"] if kept else []
+        times = (kept or {}).get("at") or [time.time()] * len(told)  # an older version kept none
+        self._told = {path: Told(path, step, at) for (path, step), at in zip(told, times, strict=False)}
         self._retry_at = self._tell_at = 0.0
         self._heard = deque(self._logged(), MOST_HEARD)  # what the trainer told; the worker knows it, too
 
@@ -86,7 +85,7 @@ class ExternalCheckpoints:
         """Takes in what the trainer told and what the worker did; watches a trainer that runs."""
         if self._foreign is None:
             return
-        if new := {one.path: one for one in told}:
+        if new := {one.path: one if one.at else one._replace(at=time.time()) for one in told}:
             self._note({**self._told, **new})
         for job, messages, end in self._pool.hear():
             for message in messages:
@@ -213,7 +212,7 @@ class ExternalCheckpoints:
             case "refused":
                 run.events.record("checkpoint_refused", **words)
             case "taken":
-                self._note({path: one for path, one in self._told.items() if path != words["told"]})
+                self._note({path: one for path, one in self._told.items() if [*one] != words["told"]})
             case "trouble":
                 message = f"{words['message']}; training goes on, and it is tried again"
                 self._alerts.raise_("checkpoint_failed", message=message)

@@ -160,13 +160,13 @@ class Watch:
         self.is_first = True
         self.sealed: list[int] = []
 
-    def hear(self, told: str, step: int | None, at: float | None = None) -> None:
-        """Takes in a path that the trainer says is complete, and the Unix time when it did; None: now."""
+    def hear(self, told: str, step: int | None, at: float) -> None:
+        """Takes in a path that the trainer says is complete, its step, and the Unix time when it said so."""
         try:
-            self.told[self.place.checked(told)] = (told, step, time.time() if at is None else at)
+            self.told[self.place.checked(told)] = told, step, at
         except (Refused, OSError) as problem:
             self.tell("refused", path=shown(Path(told)), reason=str(problem))
-            self.tell("taken", told=told)
+            self.tell("taken", told=[told, step, at])
 
     def look(self, *, is_at_rest: bool = False) -> None:
         """Seals what is due. `is_at_rest`: no trainer runs, so nothing changes any more.
@@ -287,7 +287,7 @@ class Watch:
     def _taken(self, path: Path) -> None:
         """Tells that a told path needs no further look."""
         if path in self.told:
-            self.tell("taken", told=self.told.pop(path)[0])
+            self.tell("taken", told=list(self.told.pop(path)))
 
     def _pass_over(self, path: Path) -> None:
         """Tells of a path that is written now and whose name has a step that was passed already."""

@@ -15,8 +15,8 @@ restore  {"sealed": path or null, "body": its checkpoint.json, "run_id", "at": a
          -> {"status": "restored" | "equal" | "none", "path", "aside": paths, "dropped": paths}
             or {"status": "occupied", "path": a match of the glob that another run must have made}
 
-Messages: "sealed" with step, name, path, bytes and seconds; "refused" with path and reason; "taken" with a
-`told` path that is sealed or never will be; "trouble" with a message, and "well" after the first look
+Messages: "sealed" with step, name, path, bytes and seconds; "refused" with path and reason; "taken" with
+what was `told` and is sealed or never will be; "trouble" with a message, and "well" after the first look
 and once it is over; "progress" every few seconds.
 """
 
