@@ -16,11 +16,10 @@ from pathlib import Path
 from stoker.config.schema import Pipeline
 from stoker.config.schema_train import External
 from stoker.store.layout import DOWNLOAD_WATCHDOG, TRAIN_SUPERVISOR
-from stoker.systemd.units import SYSTEM, Account, Manager, account_of, manager_of_unit, unit_name
+from stoker.systemd.units import NO_TOKEN, SYSTEM, Account, Manager, account_of, manager_of_unit, unit_name
 
 ACCOUNT = "stoker"  # whom the shipped units run as
 TOKEN_FILE = "hub-token"  # noqa: S105 - beside the pipeline file, where token_file names no other
-NO_TOKEN = "-"  # noqa: S105 - the default: systemd knows no empty one, and fails where the file is missing
 STOP_MARGIN_S = 60  # beyond supervise.stop_time: the supervisor's own records, and its guard's last look
 # Mount points that hold more than a disk's data: of these the pipeline's directory alone is opened.
 _SHARED = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/run", "/usr", "/var", "/var/lib")))

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+NO_TOKEN = "-"  # noqa: S105 - the default: systemd knows no empty one, and fails where the file is missing
+
 
 @dataclass(frozen=True)
 class Manager:

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from stoker.config.origins import endpoint_fault
 from stoker.store.errors import ConfigError, UnavailableError, storage_errors
-from stoker.systemd.drop_ins import NO_TOKEN
+from stoker.systemd.units import NO_TOKEN
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 CREDENTIAL = "hub-token"
