@@ -6,23 +6,17 @@ import json
 import re
 import signal
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
 from support.container import USER, Container, contained, missing
+from support.skipping import unless_missing
 from support.training import TrainPipeline, make_training
 from support.waiting import LONG_S, wait_until
 
 STOKER = str(Path(sys.executable).parent / "stoker")
-reason = missing()
-if reason is not None:
-    warnings.warn(f"STOKER AS PROCESS 1 IS NOT TESTED: {reason}", stacklevel=1)
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(reason is not None, reason=f"no namespaces here: {reason}"),
-]
+pytestmark = [pytest.mark.root, unless_missing("Stoker as process 1", missing())]
 
 
 def last_step(container: Container, run: TrainPipeline) -> int:

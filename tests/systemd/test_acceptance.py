@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from support.boxed import head, training
 from support.installing import REPO, built_wheel, next_wheel, offline_wheel, packages_apart
 from support.sites import SMALL_TRAINER
+from support.skipping import unless_missing
 from support.text import documents, write_parquet
 from support.waiting import LONG_S, wait_until
 from systemd.box import Box, missing, missing_hybrid
@@ -56,13 +56,7 @@ PERSON = ["runuser", "-u", "ann", "--", "env", "HOME=/home/ann", "XDG_RUNTIME_DI
 RELOADS = 10
 BACK_S = 15.0  # from the end of a trainer to steps of the next
 
-reason = missing()
-if reason is not None:
-    warnings.warn(f"NO ACCEPTANCE IN A REAL SYSTEMD: {reason}", stacklevel=1)
-pytestmark = [
-    pytest.mark.systemd,
-    pytest.mark.skipif(reason is not None, reason=f"no real systemd here: {reason}"),
-]
+pytestmark = [pytest.mark.systemd, unless_missing("an installation in a real systemd", missing())]
 
 
 class Machine:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.skipping import unless_missing
 from support.waiting import wait_until
 from systemd.box import Box, missing
 
@@ -38,11 +39,7 @@ echo sealed > out/step-1.pt && echo 'step 1 loss 2.0'
 sleep 600 & trap 'kill $!; exit 0' TERM; wait
 """
 
-reason = missing()
-pytestmark = [
-    pytest.mark.systemd,
-    pytest.mark.skipif(reason is not None, reason=f"no real systemd here: {reason}"),
-]
+pytestmark = [pytest.mark.systemd, unless_missing("drop-ins in a real systemd", missing())]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.kit.event_words import REGISTER
+from support.skipping import unless_missing
 from systemd.box import Box, missing
 
 REPO = Path(__file__).resolve().parents[2]
@@ -33,11 +34,7 @@ environ = {**os.environ, "STOKER_LAUNCH": "l-7"}
 sys.exit(subprocess.run(command, env=environ, pass_fds=(lock.fileno(), writing)).returncode)
 """
 
-reason = missing()
-pytestmark = [
-    pytest.mark.systemd,
-    pytest.mark.skipif(reason is not None, reason=f"no real systemd here: {reason}"),
-]
+pytestmark = [pytest.mark.systemd, unless_missing("a real journal", missing())]
 
 
 def test_the_journal_explains_events_and_knows_the_launch_of_a_trainers_lines() -> None:
