@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 import sysconfig
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from support.boxed import training
 from support.installing import built_wheel, offline_wheel, packages_apart
 from support.prometheus import LACKING
+from support.skipping import unless_missing
 from support.text import documents, write_parquet
 from support.waiting import wait_until
 from systemd.box import Box, missing
@@ -49,13 +49,9 @@ MEMORY_OF_WORKERS = {
     "train_supervisor": "stoker_trainer_rss_bytes",
 }
 
-reason = missing()
-if reason is not None:
-    warnings.warn(f"THE UNITS ARE NOT TESTED IN A REAL SYSTEMD: {reason}", stacklevel=1)
-pytestmark = [
-    pytest.mark.systemd,
-    pytest.mark.skipif(reason is not None, reason=f"no real systemd here: {reason}"),
-]
+TIMERS = ("stoker-audit@thread.timer", "stoker-scrub@thread.timer")
+
+pytestmark = [pytest.mark.systemd, unless_missing("units in a real systemd", missing())]
 
 
 def let_anyone_enter(box: Box, path: Path) -> None:
@@ -124,7 +120,8 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
     for unit in units:
         assert box.show(unit, "StatusText"), unit
         assert box.show(unit, "NRestarts") == "0", box.journal(unit)
-        assert box.show(unit, "User") == "stoker"
+        assert (box.show(unit, "User"), box.show(unit, "WatchdogUSec")) == ("stoker", "3min")
+    assert [box.show(timer, "ActiveState") for timer in TIMERS] == ["active", "active"]
     for daemon in ("download_watchdog", "stage_shard", "train_supervisor"):
         holder = json.loads(in_state(box, f"locks/{daemon}.lock").read_text())
         page = box.run(sys.executable, "-c", SCRAPE, f"http://{holder['metrics']}/metrics").stdout
@@ -162,7 +159,7 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
 
     box.run("systemctl", "stop", "stoker@thread.target")
 
-    for unit in units:  # at once: who stops the target may cut the power next
+    for unit in (*units, *TIMERS):  # at once: who stops the target may cut the power next
         assert box.show(unit, "ActiveState") == "inactive", box.journal(unit)
         assert box.show(unit, "Result") == "success", box.journal(unit)
     *_, said = box.journal_json(units[2], "-t", "stoker-trainer")
@@ -185,14 +182,13 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
 
 def fire_timers(box: Box) -> list[str]:
     """Lets the timers of the audit and of the scrub fire now; returns their services."""
-    names = [f"stoker-{name}@thread" for name in ("audit", "scrub")]
-    for name in names:
-        assert box.show(f"{name}.timer", "Persistent") == "yes"
+    for timer in TIMERS:
+        assert box.show(timer, "Persistent") == "yes"
         now = "[Timer]\nOnActiveSec=0\nRandomizedDelaySec=0\n"
-        box.write(f"/etc/systemd/system/{name}.timer.d/now.conf", now)
+        box.write(f"/etc/systemd/system/{timer}.d/now.conf", now)
     box.run("systemctl", "daemon-reload")
-    box.run("systemctl", "start", *(f"{name}.timer" for name in names))
-    return [f"{name}.service" for name in names]
+    box.run("systemctl", "start", *TIMERS)
+    return [timer.replace(".timer", ".service") for timer in TIMERS]
 
 
 @pytest.mark.prometheus

@@ -59,6 +59,15 @@ def test_every_service_has_the_same_sandbox() -> None:
     assert None not in found
 
 
+def test_the_units_of_the_three_daemons_differ_in_what_is_their_own_alone() -> None:
+    own = re.compile(r"(Description|After|Exec\w+|Timeout\w+|CPUWeight|IOWeight)=")
+    paths = [
+        UNITS / f"stoker-{name}@.service" for name in ("download-watchdog", "stage-shard", "train-supervisor")
+    ]
+    settings = [re.findall(r"^\w+=.*", path.read_text(), re.MULTILINE) for path in paths]
+    assert len({tuple(line for line in lines if not own.match(line)) for lines in settings}) == 1
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_a_users_systemd_knows_every_line(tmp_path: Path) -> None:
     for path in units(UNITS / "user"):
