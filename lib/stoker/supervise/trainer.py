@@ -93,7 +93,8 @@ class Trainer:
             tells_steps |= "step" in said
             before, view = view, heard(view, said, now)
             if "checkpoint" in said and not said.get("rank"):
-                told.append(Told(said["checkpoint"], said.get("step", view.step), said.get("at")))
+                step = view.step if tells_steps else None  # what is read of its output lags behind
+                told.append(Told(said["checkpoint"], said.get("step", step), said.get("at")))
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.phase_at)
             if view.phase != "train":

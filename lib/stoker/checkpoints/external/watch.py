@@ -86,6 +86,7 @@ class Watch:
         self._refused: dict[Path, str] = {}
         self._repeated = frozenset[int]()
         self._begun = dict[Path, float]()
+        self._pause_s = max((one.written.pause_s for one in self.saves), default=0.0)  # the longest in a save
         self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
         self.is_first = True
         self.sealed: list[int] = []
@@ -191,6 +192,7 @@ class Watch:
         pause_s = one.saved_at - was_saved_at
         pause_s = pause_s if 0 < pause_s <= self._longest_s and not self.tells else 0.0
         written_now = Written(min(begun.began_ns, earlier.began_ns), max(earlier.pause_s, pause_s))
+        self._pause_s = max(self._pause_s, pause_s)
         self._seen[one.path] = _Seen(one, self.clock(), written_now)
         return self._seen[one.path]
 
@@ -207,16 +209,19 @@ class Watch:
         one = seen.one
         if self._is_told(one):
             return True
-        before = self._sealed_at(one.path)
-        if self.tells or self.is_saving or (before is not None and before.written.is_told):
+        if self.tells or self.is_saving or self._is_reported(one.path):
             return False  # it says when it is whole
         is_heard = self.heard.covers(one.saved_at) or time.time() - one.saved_at >= LAG_S
         return is_heard and self.clock() - seen.since >= self._wait_s(seen)
 
+    def _is_reported(self, path: Path) -> bool:
+        """Returns whether the trainer says of this path when it is whole."""
+        before = self._sealed_at(path)
+        return path in self.told or (before is not None and before.written.is_told)
+
     def _wait_s(self, seen: _Seen) -> float:
         """Returns how long a state must not change before its save counts as over."""
-        pauses = [seen.written.pause_s, *(one.written.pause_s for one in self.saves)]
-        wait_s = max(self.quiet_s, PAUSES * max(pauses))
+        wait_s = max(self.quiet_s, PAUSES * self._pause_s)
         one, before = seen.one, self._sealed_at(seen.one.path)
         goes_on = before is not None and before.goes_on_in(one, self._longest_s)
         is_known = one.kind == "file" or goes_on or self._is_like_before(seen) or self._shows_end(one)
@@ -225,7 +230,9 @@ class Watch:
     def _why_unsure(self, seen: _Seen, end: End) -> str:
         """Returns why a state that an ended trainer has left may be half; "" where it is whole."""
         one = seen.one
-        if end.is_clean or self._is_told(one) or self._shows_end(one) or self._is_like_before(seen):
+        if end.is_clean or self._is_told(one) or self._shows_end(one):
+            return ""
+        if not self._is_reported(one.path) and self._is_like_before(seen):
             return ""
         if any(
             at > one.saved_at and form(path.name) == form(one.path.name) for path, at in self._begun.items()
@@ -265,8 +272,7 @@ class Watch:
             self.unsure += [one.path] if why == why_unsure else []
             self._refuse(one.path, why, is_newest=is_newest)
             return
-        step, is_same = self._step(seen)
-        replaces = newest if newest is not None and is_same and newest.path == one.path else None
+        step, replaces = self._step(seen)
         is_passed = (
             newest is not None and step is not None and newest.step is not None and step <= newest.step
         )
@@ -296,8 +302,8 @@ class Watch:
                 raise
             seen.since = self.clock()
 
-    def _step(self, seen: _Seen) -> tuple[int | None, bool]:
-        """Returns the step of a state, None where nobody knows it, and whether the newest sealed one has it.
+    def _step(self, seen: _Seen) -> tuple[int | None, SealedSave | None]:
+        """Returns the step of a state, None where nobody knows it, and the sealed state that it replaces.
 
         Told with it; in its name, where that agrees with what the trainer told or printed meanwhile; or what
         it had told by then. Where nothing was, a number that another match has, too, or an earlier state of
@@ -307,9 +313,10 @@ class Watch:
         told = self.told[one.path][1] if self._is_told(one) else None
         if told is not None:
             is_guess = newest is not None and newest.launch == self.launch and not newest.written.is_told
-            return told, newest is not None and (told == newest.step or is_guess)
-        if newest is not None and newest.goes_on_in(one, self._longest_s):
-            return newest.step, True
+            return told, self._same(one, told, is_same=is_guess)
+        before = self._sealed_at(one.path)
+        if before is not None and before.goes_on_in(one, self._longest_s):
+            return before.step, before
         numbers = steps_in(one.path.name)
         taken = {other.step for other in self.saves if other.path != one.path} | self._repeated
         names = [number for number in numbers if number not in taken]
@@ -318,13 +325,20 @@ class Watch:
         if self.heard:
             began = seen.written.began_ns / 1e9 - LAG_S
             step = self.heard.step_of(numbers, step, began, one.saved_at)
-        return step, newest is not None and step is not None and step == newest.step
+        return step, self._same(one, step)
+
+    def _same(self, one: Outside, step: int | None, *, is_same: bool = False) -> SealedSave | None:
+        """Returns the newest sealed save where it is of the same path and step."""
+        newest = self.newest
+        if newest is None or newest.path != one.path:
+            return None
+        return newest if is_same or (step is not None and step == newest.step) else None
 
     def seal(self, seen: _Seen, step: int | None, replaces: SealedSave | None = None) -> Path:
         """Seals a path's state as a step, or as the next number without one; raises as `seal_outside`."""
         began, one = self.clock(), seen.one
-        before = [save for save in self.saves if save is not replaces]
-        number = self._number(seen, step, replaces, before[-1].number + 1 if before else 0)
+        others = [save for save in self.saves if save is not replaces]
+        number = self._number(seen, step, replaces)
         room = None
         if replaces is not None:
             room = replaces.sealed, self.place.replaced / f"{replaces.sealed.name}-{new_id()}"
@@ -342,7 +356,7 @@ class Watch:
         if replaces is not None:
             left = sorted(self.place.replaced.iterdir(), key=lambda path: path.stat().st_ctime)
             drop_first(left, keep=KEPT_REPLACED, keep_bytes=sys.maxsize)
-        self.saves = [*before, sealed]
+        self.saves = sorted([*others, sealed], key=lambda save: save.number)
         self.sealed.append(number)
         self.known.add(one.mark)
         self._refused.pop(one.path, None)
@@ -352,10 +366,12 @@ class Watch:
         self.tell("sealed", **words, seconds=round(seconds, 3), replaced=replaces and replaces.sealed.name)
         return sealed.sealed
 
-    def _number(self, seen: _Seen, step: int | None, replaces: SealedSave | None, least: int) -> int:
+    def _number(self, seen: _Seen, step: int | None, replaces: SealedSave | None) -> int:
         """Returns the number in the sealed directory's name: the step, or at least what was made by then."""
-        if step is None and replaces is not None:
+        if replaces is not None and step in (None, replaces.step):
             return replaces.number
+        others = [save.number for save in self.saves if save is not replaces]
+        least = others[-1] + 1 if others else 0
         if step is None and (bounds := self.heard.bounds(seen.one.saved_at)) is not None:
             return max(least, bounds.least)
         return max(least, step or 0)
