@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stoker.corpus.staging.finding import BadParquet, Finding
@@ -302,6 +301,8 @@ def longest_entry(path: Path, metadata: pq.FileMetaData, group: int, column: str
     begins = chunk.dictionary_page_offset
     if begins is None or chunk.data_page_offset - begins > max(_SMALL, _BYTES_A_ROW * about.num_rows):
         return 0
+    import pyarrow.compute as pc  # noqa: PLC0415 - 25 ms of each worker's start, for a rare kind of column
+
     try:
         with _bounded(path, metadata=metadata, read_dictionary=[column]) as file:
             values = next(file.iter_batches(1, [group], [column], use_threads=False))[column]
