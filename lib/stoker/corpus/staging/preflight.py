@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stoker.corpus.staging.finding import BadParquet, Finding
@@ -98,17 +97,23 @@ def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
     with PastCacheFile(path) if past_cache else path.open("rb") as stream:
         footer_bytes = _check_ends(stream, path.stat().st_size)
     with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
-        file = pq.ParquetFile(
-            PastCacheFile(path) if past_cache else path,
-            pre_buffer=False,
-            buffer_size=READ_BUFFER,
-            page_checksum_verification=True,
-            **THRIFT_LIMITS,
-        )
+        file = _bounded(PastCacheFile(path) if past_cache else path)
         file.schema_arrow  # noqa: B018 - an error it raises belongs to the footer
     if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:
         raise BadParquet("encrypted", "its footer is signed: it has encrypted columns")
     return file
+
+
+def _bounded(source: Path | PastCacheFile, **options: Any) -> pq.ParquetFile:
+    """Opens parquet as everything in Stoker does: any column chunk is read a buffer at a time."""
+    return pq.ParquetFile(
+        source,
+        pre_buffer=False,
+        buffer_size=READ_BUFFER,
+        page_checksum_verification=True,
+        **THRIFT_LIMITS,
+        **options,
+    )
 
 
 @contextmanager
@@ -296,9 +301,11 @@ def longest_entry(path: Path, metadata: pq.FileMetaData, group: int, column: str
     begins = chunk.dictionary_page_offset
     if begins is None or chunk.data_page_offset - begins > max(_SMALL, _BYTES_A_ROW * about.num_rows):
         return 0
+    import pyarrow.compute as pc  # noqa: PLC0415 - 25 ms of each worker's start, for a rare kind of column
+
     try:
-        file = pq.ParquetFile(path, metadata=metadata, read_dictionary=[column], pre_buffer=False)
-        values = next(file.iter_batches(1, [group], [column], use_threads=False))[column]
+        with _bounded(path, metadata=metadata, read_dictionary=[column]) as file:
+            values = next(file.iter_batches(1, [group], [column], use_threads=False))[column]
         return int(pc.max(pc.binary_length(values.dictionary)).as_py() or 0)
     except (pa.ArrowException, OSError, ValueError, StopIteration, AttributeError):
         return 0
