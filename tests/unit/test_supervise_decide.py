@@ -60,7 +60,7 @@ def decided(run: RunState, seen: Seen, now: float = NOW) -> tuple[do.Action, ...
 
 
 def begun(phase: Phase, **changes: Any) -> RunState:
-    return replace(RunState(phase=phase, since=NOW - 1), **changes)
+    return replace(RunState(phase, NOW - 1), **changes)
 
 
 WAIT = do.Wait("waiting for an earlier trainer to save and end", 0.2)
