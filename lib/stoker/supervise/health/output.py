@@ -16,10 +16,10 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)(?:API_?)?
 _RANK = re.compile(r"\[[a-z]+\d+\]: ?")  # of torchrun's ranks, before each line
 _FRAME = re.compile(r'\s+File ".*", line \d+')
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
-# What stands after the line of the error that ends a program: more of its message, hints of CUDA's, torchrun's
+# What stands after the line of the error that ends a program: more of its message, CUDA's hints, torchrun's
 # summary, last words of libraries.
 _AFTER_ERROR = re.compile(
-    r"\s|CUDA kernel errors|For debugging consider|Compile with |Device-side assertion|[=-]+$"
+    r"\s|CUDA kernel errors|For debugging consider|Compile with `TORCH|Device-side assertion|[=-]+$"
     r"|\S+ FAILED$|Failures:$|Root Cause |\[\d+\]:$|\[W|wandb: "
 )
 _LEAST_SECRET = 8  # characters: a shorter value hides half of each line
