@@ -85,7 +85,9 @@ with open("launches.jsonl", "a") as told:
 launch = len(open("launches.jsonl").readlines())
 words, printed, code = json.load(open("launches.json"))[launch - 1]
 words = "\\n".join([f"LAUNCH={os.environ['STOKER_LAUNCH']}", "PHASE=train", *words])
-socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(words.encode(), os.environ["STOKER_NOTIFY_SOCKET"])
+for more in ("", *(f"\\nWORD{n}=1" for n in range(30 * (launch == 1)))):
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told.sendto((words + more).encode(), os.environ["STOKER_NOTIFY_SOCKET"])
 print(printed, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if code is None:
@@ -112,6 +114,7 @@ def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go
         "finished_short",
         "finished",
     ]
+    assert [one["words"] for one in run.events("words_unknown")] == [["WORD0"]], "one of thirty"
     assert [json.loads(line) for line in (home / "launches.jsonl").read_text().splitlines()] == ["", "4", "4"]
 
     run.data.file.write_text(run.data.file.read_text() + "quarantine: {keep_files: 7}\n")
