@@ -41,7 +41,7 @@ def quarantine() -> None:
     """Show the contents of quarantine, give a source another try, or delete quarantined files.
 
     ID is the name that `list` shows, a source's path, or a pattern such as 'parquet-*'. A daemon that is not
-    running handles the request at its next start.
+    running handles the request at its next start; what it would refuse is refused at once.
     """
 
 
