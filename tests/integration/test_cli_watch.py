@@ -73,7 +73,8 @@ def test_it_starts_again_from_the_newest_checkpoint_and_passes_both_streams_thro
 def test_a_command_that_only_fails_ends_it_with_its_code_and_one_word_to_the_operator(tmp_path: Path) -> None:
     told = tmp_path / "told"
     words = ("--name", "fails", "--notify", f"sh -c 'echo \"$0\" >> {told}' {{message}}")
-    command = ("sh", "-c", "echo ran >> ran; exit 9")
+    # one line of metrics: the log of its rows has the one, which the next launch makes again
+    command = ("sh", "-c", "echo ran >> ran; echo 'iter 1: loss 3.0, time 100ms'; exit 9")
     ended = watch(tmp_path, *words, command=command)
     assert ended.returncode == 9, ended.stderr
     assert "the same command again" in ended.stderr

@@ -137,8 +137,9 @@ def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None
     assert str(site.folder() / parquet_name(site.data.sources()["bad.parquet"])) in shown
     assert kept["detail"] in shown
 
-    filed = site.stoker("release", "bad.parquet")
-
+    at_once = site.stoker("release", "bad.parquet")  # nobody is there
+    assert (at_once.code, "page_corrupt in row group 1, column text: " in at_once.err) == (1, True)
+    filed = site.stoker("revalidate")
     assert (filed.code, "does this at its next start" in filed.out) == (0, True), filed.err
     daemon = site.data.start("stage_shard")
     try:
@@ -299,6 +300,8 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
 
     assert site.stoker("drop", "record-*", place.name, "--yes").code == 0
 
+    never = site.stoker("release", place.name)
+    assert (never.code, "is never released" in never.err) == (65, True), never.err
     filed = filed_requests(site.layout, TRAIN_SUPERVISOR)
     assert [one.args for one in filed] == [{"name": place.name, "reason_too": False}]
     daemon = site.data.start("stage_shard")

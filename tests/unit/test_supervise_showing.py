@@ -64,7 +64,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     train = SimpleNamespace(run="main", global_batch=4, foreign=changes.get("foreign"))
     context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
     parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, *[None] * 3))
-    state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
+    state = RunState(Phase.TRAINING, 0.0, trainer=changes.get("live", TRAINING))
     run = Run(cast(Any, context), state, *parts)
     run.counted.unsaved = changes.get("unsaved", run.counted.unsaved)
     return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))

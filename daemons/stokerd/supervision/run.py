@@ -169,7 +169,7 @@ def load_run(context: DaemonContext) -> Run:
     is_mirrored = pipeline.warm_layout is not None and pipeline.train.checkpoint.mirror
     return Run(
         context,
-        RunState(),
+        RunState(Phase.CLEANING, time.monotonic()),
         store,
         Checkpoints(pipeline),
         MirrorState(layout.mirror, pipeline.layout.quarantine) if is_mirrored else None,

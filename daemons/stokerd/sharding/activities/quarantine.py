@@ -24,8 +24,7 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
-from stoker.shards.format.pinned import filters_asked
-from stoker.store.files import TEMPORARY
+from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
 from stoker.store.record import utc_now
 from stoker.store.requests import Request, file_request
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 VERBS = (RELEASE, REVALIDATE, DROP)
 SUBJECT = "/revalidate"  # of the job; never a source's path
 READ_EVERY_S, YOUNG_S = 60.0, 2.0
-GONE = "its file is not there any more, and no good copy of it was kept"
 # An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
 STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
 VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
@@ -204,18 +202,9 @@ def _begin(state: State, _subject: str) -> Iterator[Effect]:
     if (found := next_look(state)) is not None:
         kept, is_forced = found
         source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
-        copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
-        folder, pipeline = state.context.layout.quarantine / kept.name, state.pipeline
         task = {
-            "home": str(pipeline.source_home),
-            "origin": None if receipt is None else receipt.file,
-            "kept": str(folder / copies[0]) if copies else None,
-            "target": str(pipeline.hot_layout.parquet / parquet_name(source)),
-            "size": source.size,
-            "sha256": source.sha256,
-            "text_column": pipeline.dataset.text_column,
-            "columns": filters_asked(pipeline).columns(),
-            "floor": pipeline.stage.free_floor,
+            **recheck_task(state.pipeline, kept, source, receipt),
+            "target": str(state.pipeline.hot_layout.parquet / parquet_name(source)),
             "decode": not is_forced,
             "disks": marks(state.hot),
         }
@@ -279,7 +268,7 @@ def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -
 
 RECHECK = ShardActivity(
     kind="revalidate",
-    module="stoker.shards.audit.recheck_worker",
+    module=MODULE,
     is_memory_bound=True,  # as a builder: a file that needs more memory could not be built either
     begin=_begin,
     due=lambda _state: (SUBJECT,),

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from stoker.cli.ask_daemon import ask
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
+from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
-from stoker.corpus.quarantine.directory import DROP, KINDS, RELEASE, REVALIDATE, Kept, read_quarantine
+from stoker.corpus.quarantine.directory import (
+    DROP,
+    KINDS,
+    RELEASE,
+    REVALIDATE,
+    Kept,
+    read_quarantine,
+    refusal,
+)
+from stoker.corpus.records.receipts import read_receipts
+from stoker.corpus.records.sources import read_sources
+from stoker.corpus.staging.finding import Finding
+from stoker.kit.workers.pool import Activity
+from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.errors import UsageError
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 
@@ -26,7 +41,7 @@ def quarantine() -> None:
     """Show the contents of quarantine, give a source another try, or delete quarantined files.
 
     ID is the name that `list` shows, a source's path, or a pattern such as 'parquet-*'. A daemon that is not
-    running handles the request at its next start.
+    running handles the request at its next start; what it would refuse is refused at once.
     """
 
 
@@ -151,7 +166,9 @@ def _ask_each(
     for kept in chosen:
         daemon = TRAIN_SUPERVISOR if kept.kind == "checkpoint" and verb.startswith("drop") else STAGE_SHARD
         condition = {"sha256": kept.sha256} if kept.sha256 else None
-        outcome = ask(pipeline, daemon, verb, {"name": kept.name, **args}, condition, quiet=as_json)
+        judge = partial(_judged, pipeline, kept, verb, args)
+        body = {"name": kept.name, **args}
+        outcome = ask(pipeline, daemon, verb, body, condition, quiet=as_json, judge=judge)
         outcomes.append({"name": kept.name, "kind": kept.kind, "path": kept.path, **outcome})
         name = one_line(kept.path or kept.name)
         if "refused" in outcome:
@@ -169,6 +186,29 @@ def _ask_each(
     if as_json:
         print_json(outcomes)
     return EXIT_FINDING if EXIT_FINDING in codes else max(codes)
+
+
+def _judged(pipeline: Pipeline, kept: Kept, verb: str, args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the refusal of a release; None for what may be released, or cannot be judged here."""
+    if verb != RELEASE:
+        return None
+    source = read_sources(pipeline.layout, pipeline.dataset.name).get(kept.path)
+    if kept.released is not None:
+        return {"released": kept.path, "why": kept.released.get("why"), "already": True}
+    if (no := refusal(kept, source)) is not None:
+        return {"refused": no}
+    if args["force"] or source is None or source.never_came:
+        return None
+    receipt = read_receipts(pipeline.layout, pipeline.dataset.name).get(kept.path)
+    click.echo("the stage-shard loop is not running: the file is looked at here", err=True)
+    try:
+        with Workers() as workers:
+            task = recheck_task(pipeline, kept, source, receipt)
+            result = workers.run(Activity("revalidate", MODULE), task, "it could not be looked at")
+    except WorkerFailed:
+        return None
+    words = {"bad": str(Finding.of(result)), "gone": GONE}.get(result["status"])
+    return {"refused": words, "finding": True} if words else None
 
 
 def _facts(kept: Kept) -> dict[str, Any]:
