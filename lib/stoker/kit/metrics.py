@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry, Histogram, disable_created_metr
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stoker.kit.event_words import words_of
+from stoker.kit.ports import listener_on
 from stoker.kit.process import sample_process
 from stoker.store.errors import ConfigError, UnavailableError
 
@@ -159,9 +160,10 @@ class Metrics:
             self._server = _Server(address, port, self._registry, listening)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
+                who = f" by {holder}" if (holder := listener_on(port)) else ""
                 raise UnavailableError(
-                    f"{key}: port {port} on {address} is taken; stop what uses it, or set {key} to another "
-                    "port (0 = any free one)"
+                    f"{key}: port {port} on {address} is taken{who}; stop what uses it, or set {key} to "
+                    "another port (0 = any free one)"
                 ) from error
             raise ConfigError(
                 f"metrics cannot be served on {address} port {port}: {error.strerror or error}; "
