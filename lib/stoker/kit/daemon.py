@@ -174,7 +174,9 @@ def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
             lock.update({"runtime": str(context.runtime.root), "metrics": place})
             context.write_runtime_files(place)
             ends = _unclean_ends(context)
-            after = {"after": f"an end {SILENT}"} if ends is not None and ends.last == SILENT else {}
+            metrics.unclean_at = None if ends is None or ends.latest is None else ends.latest.timestamp()
+            is_silent = ends is not None and ends.ends and ends.last == SILENT
+            after = {"after": f"an end {SILENT}"} if is_silent else {}
             context.events.record("daemon_started", pid=os.getpid(), once=context.once, **after)
             if ends is not None and ends.is_loop:
                 context.events.record("daemon_crash_loop", message=str(ends), ends=ends.ends)

@@ -71,6 +71,11 @@ OWN = (
     Figure("daemon_rss_bytes", "Resident memory of the daemon.", "rss_bytes"),
     Figure("daemon_threads", "Threads of the daemon.", "threads"),
     Figure("daemon_start_time_seconds", "When it started, Unix time.", "started"),
+    Figure(
+        "daemon_unclean_start_time_seconds",
+        "When it last started after a kill or a failure, Unix time.",
+        "unclean_at",
+    ),
     Figure("daemon_cpu_seconds_total", "CPU time the daemon used.", "cpu_s"),
     Figure("daemon_beat_timestamp_seconds", "When its loop last got round, Unix time.", "beat_at"),
     Figure("daemon_clock_seconds", "This machine's clock at the scrape, Unix time.", "clock"),
@@ -99,6 +104,7 @@ class Metrics:
         self.status: Mapping[str, Any] = {}
         self.events: Counter[str] = Counter(dict.fromkeys(words_of(daemon), 0))
         self.beat_at = self._started = time.time()
+        self.unclean_at: float | None = None  # the last start after an end that was not in order
         self._build = {metadata.version("stoker"): {platform.python_version(): 1}}
         self._server: _Server | None = None
         self._registry = CollectorRegistry(auto_describe=False)
@@ -106,11 +112,11 @@ class Metrics:
 
     def counted(self) -> dict[str, Any]:
         """Returns what this process's next image goes on counting from."""
-        return {"started": self._started, "events": self.events}
+        return {"started": self._started, "unclean_at": self.unclean_at, "events": self.events}
 
     def go_on(self, counted: Mapping[str, Any]) -> None:
         """Goes on from what the image before has counted; histograms begin again."""
-        self._started = counted["started"]
+        self._started, self.unclean_at = counted["started"], counted.get("unclean_at")
         self.events.update(counted["events"])
 
     def histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
@@ -125,6 +131,7 @@ class Metrics:
             "cpu_s": me.cpu_s,
             "threads": threading.active_count(),
             "started": self._started,
+            "unclean_at": self.unclean_at,
             "beat_at": self.beat_at,
             "clock": time.time(),
             "build": self._build,
