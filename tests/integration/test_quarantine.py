@@ -124,6 +124,12 @@ def good_content(tmp_path: Path) -> bytes:
     return write_fineweb(tmp_path / "other" / "bad.parquet", 150, seed=2, row_group=50).read_bytes()
 
 
+def test_the_evidence_is_no_second_name_of_the_users_own_file(made: Path) -> None:
+    (kept,) = made.glob("state/**/quarantine/parquet-*/*.parquet")
+    assert kept.read_bytes() == (made / "source" / "bad.parquet").read_bytes()
+    assert not kept.samefile(made / "source" / "bad.parquet")
+
+
 def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None:
     (kept,) = site.listed()
     assert (kept["path"], kept["reason"], kept["row_group"], kept["column"]) == (
@@ -197,6 +203,8 @@ def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(
     assert (dropped["path"], dropped["bytes"]) == ("bad.parquet", len(content))
     assert "its source was released" in dropped["why"]
     assert [kept.things for kept in site.shelf()] == [()]
+    assert site.listed() == [] and "0 in quarantine" in site.stoker("list").out, "its source is built"
+    assert site.stoker("show", "bad.parquet").code == 0
     report = site.audit()
     assert report["balanced"], report["findings"]
     assert report["sources"] == {"total": 2, "proven": 2, "quarantined": 0, "duplicate": 0}

@@ -87,7 +87,12 @@ def test_a_checkpoint_is_shown_with_what_keeps_it(paper: OnPaper, capsys: pytest
     digest = sha256((paper.run.checkpoints / "step-000000010" / BODY).read_bytes()).hexdigest()
     write_record(paper.run.mirror, {"v": 1, "copies": [vars(Mirrored.of(body, digest))]})
     paper.status["body"] = {"run": "main", "proven": ["step-000000010"]}
+    losses = {0: 4.0, 10: 3.5, 15: 3.25, 40: 3.0}
+    rows = [{"step": step, "timeline": 0, "val_loss": loss} for step, loss in losses.items()]
+    paper.run.metrics.parent.mkdir(exist_ok=True)
+    paper.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, _, *rows = ask(paper, capsys, "checkpoint", "list")
+    assert " 3.5000  proven" in rows[0] and " 3.2500 at 15  sealed" in rows[1]
     assert rows[0].endswith("  proven, mirrored") and rows[1].endswith("  sealed")
     assert rows[2].split() == ["30", "its", "checkpoint.json", "cannot", "be", "read"]
     paper.status["body"]["run"] = "another"

@@ -43,10 +43,12 @@ SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
                 "step": 5,
                 "steps": 9,
                 "loss": 3.2,
+                "val_loss": 3.3,
+                "val_step": 4,
                 "tokens_per_s": 123_456,
                 "eta_s": 7500,
             },
-            "step 5 of 9, loss 3.2000, 123.5 K tokens/s, 2 h 5 min left",
+            "step 5 of 9, loss 3.2000, held out 3.3000 at step 4, 123.5 K tokens/s, 2 h 5 min left",
         ),
         (  # a field that the sentence names is missing
             {"event": "trainer_exited", "exit_class": "killed", "pid": 123_456},

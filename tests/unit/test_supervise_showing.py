@@ -57,6 +57,7 @@ def shown(**changes: Any) -> dict[str, Any]:
         wait=changes.get("wait", DataWait(60.0)),
         timeline=0,
         forked="",
+        evaluated=lambda *_: changes.get("evaluated"),
     )
     checkpoints = SimpleNamespace(
         newest=changes.get("checkpoint", PROVEN), sealed=changes.get("sealed", PROVEN)
@@ -139,6 +140,7 @@ def test_the_hourly_event_has_step_loss_speed_and_time_left_and_is_for_a_trainer
         "steps": 100,
         "loss": 2.5,
         "val_loss": 3.5,
+        "val_step": None,
         "tokens_per_s": 900,
         "eta_s": 100,
     }
@@ -162,6 +164,12 @@ def test_without_a_trainer_the_newest_sealed_checkpoint_tells_the_step_proven_or
     told = shown(live=None, sealed=None)
     assert told["checkpoint"] == {"name": "step-000000040", "step": 40, "proven": True}
     assert shown(live=None, sealed=None, checkpoint=None)["checkpoint"] is None
+
+
+@pytest.mark.parametrize("live", [None, trainer(step=60, val_loss=3.5), TRAINING])
+def test_the_newest_evaluation_is_the_logs_whatever_checkpoint_and_trainer_say(live: Trainer | None) -> None:
+    told = shown(live=live, evaluated=(40, 3.25))
+    assert (told["val_loss"], told["val_step"]) == (3.25, 40)
 
 
 def test_a_checkpoint_that_failed_is_trouble_until_a_later_one_is_sealed() -> None:

@@ -65,6 +65,7 @@ FIGURES = (
     Figure("shard_disk_claimed_bytes", "What all daemons claim of it.", "disks.*.claimed_bytes", DISK),
     Figure("shard_disk_free_inodes", "Files that can still be made.", "disks.*.free_inodes", DISK),
     Figure("shard_disk_inodes", "Files the file system can hold.", "disks.*.inodes", DISK),
+    Figure("shard_disk_device", "Number of its file system; disks may share one.", "disks.*.device", DISK),
     Figure("shard_disk_up", "1 while the disk answers.", "disks.*.up", DISK),
     Figure("shard_syncs_waiting", "Sets without a proven copy on warm.", "sets.waiting_for_sync"),
     Figure("shard_sets_wanted_cold", "Sets that a run waits for and are not on hot.", "sets.wanted_cold"),
@@ -214,7 +215,7 @@ def _size(state: State, size: DiskSize | None) -> dict[str, Any]:
     if size is None:
         return {}
     inodes = {"inodes": size.inodes, "free_inodes": size.free_inodes} if size.inodes else {}
-    of = {"total_bytes": size.total_bytes, "free_bytes": size.free_bytes, **inodes}
+    of = {"device": size.device, "total_bytes": size.total_bytes, "free_bytes": size.free_bytes, **inodes}
     return {**of, "claimed_bytes": state.space.claimed(size)}
 
 

@@ -38,6 +38,9 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
             *("mfu", "data_wait_s", "save_stall_s", "memory_bytes", "alloc_retries", "micro_batch"),
         )
     }
+    said["val_step"] = None
+    if evaluated := accounts.evaluated(view and (view.launch, view.phase, view.val_loss)):
+        said["val_step"], said["val_loss"] = evaluated
     if newest is not None:
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
@@ -125,7 +128,7 @@ def run_progress(shown: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the hourly event run_progress; {} while no step is made."""
     if not shown["tokens_per_s"]:
         return {}
-    details = {name: shown[name] for name in ("step", "steps", "loss", "val_loss")}
+    details = {name: shown[name] for name in ("step", "steps", "loss", "val_loss", "val_step")}
     left_s = None if shown["eta_s"] is None else round(shown["eta_s"])
     return {**details, "tokens_per_s": round(shown["tokens_per_s"]), "eta_s": left_s}
 

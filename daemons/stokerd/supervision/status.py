@@ -39,6 +39,7 @@ FIGURES = (
     Figure("train_eta_seconds", "Time until the run's last step.", "eta_s"),
     Figure("train_loss", "Training loss of the last step.", "loss"),
     Figure("train_val_loss", "Last held-out loss.", "val_loss"),
+    Figure("train_val_step", "Step at which the last held-out loss was measured.", "val_step"),
     Figure("train_loss_watch", "1 for what is wrong with the loss.", "figures.loss_watch.*", {"kind": KINDS}),
     Figure("train_nonfinite_total", "Losses and gradient norms that were not finite.", "figures.nonfinite"),
     Figure("train_learning_rate", "Learning rate of the last step.", "lr"),

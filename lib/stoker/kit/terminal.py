@@ -70,8 +70,8 @@ SENTENCES = {
     "run_finished": "the run is finished[ at step {step}]: {message}",
     "run_halted": "the run is halted: {message}; {remedy}",
     "run_paused": "the run is paused[ by {by}]",
-    "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
-    "[, {eta_s} left]",
+    "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][ at step {val_step}]"
+    "[, {tokens_per_s} tokens/s][, {eta_s} left]",
     "shard_set_evicted": "{path} left the fast disk, {bytes}",
     "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",
     "shard_set_synced": "{path} copied to the big disk, {bytes}",

@@ -19,7 +19,7 @@ from stoker.corpus.quarantine.directory import (
     read_quarantine,
     refusal,
 )
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.corpus.staging.finding import Finding
@@ -39,6 +39,7 @@ SUBJECT = "/revalidate"  # of the job; never a source's path
 READ_EVERY_S, YOUNG_S = 60.0, 2.0
 # An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
 STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
+BUILT = {*PUBLISHED, "duplicate"}
 VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
 
 
@@ -79,6 +80,7 @@ def act(state: State) -> Iterator[Effect]:
     quarantine = state.records.quarantine
     quarantine.read()
     yield from _restart_without_finding(state)
+    yield from _release_replaced(state)
     for request in state.records.asked(*VERBS):
         if request.verb == DROP:
             yield from _drop(state, request)
@@ -105,6 +107,14 @@ def _restart_without_finding(state: State) -> Iterator[Effect]:
     for source in _quarantined(state):
         if (source.path, source.sha256) not in known:
             yield StartOver(source, "what was found against it is gone from quarantine", "warning")
+
+
+def _release_replaced(state: State) -> Iterator[Effect]:
+    """Ends findings against a content that its file no longer has, once the new content is built."""
+    for kept in findings(state.records.quarantine.kept).values():
+        source = state.sources.get(kept.path)
+        if source is not None and source.sha256 != kept.sha256 and source.state in BUILT:
+            yield from mark_released(kept, "its file has other content now, which is built")
 
 
 def mark_released(kept: Kept, why: str) -> Iterator[Effect]:

@@ -48,11 +48,14 @@ def quarantine() -> None:
 @quarantine.command("list", epilog="Example: stoker quarantine list /etc/stoker/fineweb.yaml --kind parquet")
 @pipeline_file
 @click.option("--kind", type=click.Choice(KINDS), help="Only this kind of thing.")
+@click.option("--all", "settled", is_flag=True, help="Also reasons of sources that are built by now.")
 @json_option
-def list_(pipeline: Pipeline, kind: str | None, as_json: bool) -> None:
+def list_(pipeline: Pipeline, kind: str | None, settled: bool, as_json: bool) -> None:
     """List the contents of quarantine, newest first."""
     chosen = [
-        kept for kept in read_quarantine(pipeline.layout.quarantine) if kind is None or kept.kind == kind
+        kept
+        for kept in read_quarantine(pipeline.layout.quarantine)
+        if kind in (None, kept.kind) and (settled or kept.things or kept.released is None)
     ]
     if as_json:
         print_json([_facts(kept) for kept in chosen])

@@ -233,7 +233,8 @@ def watched_line(kind: str, episode: Mapping[str, Any]) -> str:
 def losses(body: Mapping[str, Any]) -> str:
     """Returns the losses that the train supervisor shows, if any."""
     figures = (("training", body.get("loss")), ("held-out", body.get("val_loss")))
-    return ", ".join(f"{name} {loss:.4f}" for name, loss in figures if isinstance(loss, float))
+    text = ", ".join(f"{name} {loss:.4f}" for name, loss in figures if isinstance(loss, float))
+    return text if body.get("val_step") is None else f"{text} at step {body['val_step']:,}"
 
 
 def _mirror(body: Mapping[str, Any]) -> str:

@@ -13,12 +13,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from stoker.cli.options import TEXT
 from stoker.cli.pipeline.events import Daemons, Output
 from stoker.cli.pipeline.run import Child, Foreground, how_it_ended
 from stoker.config.load import load_pipeline
@@ -48,6 +50,7 @@ _KEYS = {  # as a pipeline file names what is an option here
     "train.init_from": "--init-from",
     "stoker reload FILE; stoker resume FILE": "the same command again",
 }
+_text = partial(click.option, type=TEXT)  # all of it is written into a file
 _KEY = re.compile("|".join(map(re.escape, _KEYS)))
 
 
@@ -57,15 +60,15 @@ _KEY = re.compile("|".join(map(re.escape, _KEYS)))
     epilog="Example: stoker watch --checkpoints 'out/checkpoint-*' --resume '--resume {path}' -- "
     "python train.py",
 )
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-@click.option("--checkpoints", metavar="GLOB", help="The files or directories that are its checkpoints.")
-@click.option("--resume", metavar="ARGS", help="Added at a restart, with {path} or {step} filled in.")
-@click.option("--step", metavar="REGEX", help="What finds the step in a line of its output.  [default: auto]")
-@click.option("--init-from", metavar="PATH", help="A checkpoint that is there already, to begin from.")
-@click.option("--notify", metavar="ARGS", help="Run this once when it needs a hand; {message} is why.")
-@click.option("--name", metavar="NAME", help="Name of the run.  [default: from the command and directory]")
-@click.option("--state", metavar="DIR", help="Where its records are.  [default: ~/.local/state/stoker/NAME]")
-@click.option("--save", metavar="FILE", help="Write the pipeline file of all this, and end.")
+@click.argument("command", nargs=-1, type=TEXT, required=True)
+@_text("--checkpoints", metavar="GLOB", help="The files or directories that are its checkpoints.")
+@_text("--resume", metavar="ARGS", help="Added at a restart, with {path} or {step} filled in.")
+@_text("--step", metavar="REGEX", help="What finds the step in a line of its output.  [default: auto]")
+@_text("--init-from", metavar="PATH", help="A checkpoint that is there already, to begin from.")
+@_text("--notify", metavar="ARGS", help="Run this once when it needs a hand; {message} is why.")
+@_text("--name", metavar="NAME", help="Name of the run.  [default: from the command and directory]")
+@_text("--state", metavar="DIR", help="Where its records are.  [default: ~/.local/state/stoker/NAME]")
+@_text("--save", metavar="FILE", help="Write the pipeline file of all this, and end.")
 @click.pass_context
 def watch(context: click.Context, /, command: tuple[str, ...], **given: str | None) -> None:
     """Keep COMMAND running: start it again after a crash or a hang, from its newest whole checkpoint.

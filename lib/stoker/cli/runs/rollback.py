@@ -9,7 +9,7 @@ import click
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.cli.ask_daemon import ask
-from stoker.cli.options import json_option, pipeline_file, planned_file, plural, print_json
+from stoker.cli.options import TEXT, json_option, pipeline_file, planned_file, plural, print_json
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import read_pin
@@ -47,7 +47,7 @@ def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
     callback=_spans,
     help="Pass over what the steps FROM < s <= TO were trained on; may be given several times.",
 )
-@click.option("--reason", default="operator", help="What to write down as the reason.")
+@click.option("--reason", type=TEXT, default="operator", help="What to write down as the reason.")
 @json_option
 def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str, as_json: bool) -> int:
     """Go back to the checkpoint of STEP (0: the beginning), and continue from there on a new timeline.
@@ -63,7 +63,7 @@ def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str,
 @click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
 @planned_file
 @click.argument("key")
-@click.option("--reason", default=None, help="What to write down as the reason.")
+@click.option("--reason", type=TEXT, default=None, help="What to write down as the reason.")
 @json_option
 def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) -> int:
     """Give up a shard set that is lost: on hot, on warm, and its source too.
