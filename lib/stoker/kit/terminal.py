@@ -89,6 +89,7 @@ SENTENCES = {
     "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
     "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
     "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
+    "unit_failed": "{unit} failed and is not started again; remedy: {remedy}",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",
     "training_slow": "the trainer is slow: {tokens_per_s} tokens/s, {usual} usually; {data_wait_share} of it "
     "waits for data[, steal {steal}][, CPU pressure {cpu_some}][, I/O pressure {io_some}]",
