@@ -50,9 +50,9 @@ def test_the_journal_explains_events_and_knows_the_launch_of_a_trainers_lines() 
         box.run("systemd-run", "--wait", "--unit=here", sys.executable, "-c", DAEMON)
 
         told = box.journal("here", "-x", "-o", "short")
-        assert re.search(
-            r"a\.parquet verified, 1 B\n\w.*: the daemon ended with an error: a reason\n", told
-        ), told
+        assert re.search(r"a\.parquet hashed, 1 B\n\w.*: the daemon ended with an error: a reason\n", told), (
+            told
+        )
         assert "Do: Make room; it looks every few seconds." in told
         assert "A write met a full disk; its work waits (thread: disk_full)" in told
         assert "cat /proc/4711/stack" in told, "a field of the event is in the text"
