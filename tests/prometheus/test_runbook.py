@@ -48,6 +48,37 @@ def exported() -> Iterator[str]:
             yield from (sample.name for sample in family.samples)
 
 
+# What the help of a metric says of its unit, by the end of its name; the first that fits.
+UNITS = {
+    "_timestamp_seconds": "^Unix time (at|since) which ",
+    "_start_time_seconds": "^Unix time at which ",
+    "_clock_seconds": "^Unix time of ",
+    "_per_second": "each second",
+    "_seconds": "[Ss]econds",
+    "_bytes": "[Bb]ytes|^Peak device bytes",
+    "_ratio": "^Share of ",
+    "_celsius": "Celsius",
+    "_watts": "Watts",
+    "_joules": "Joules",
+    "_hertz": "Hertz",
+}
+
+
+def test_the_help_of_each_metric_names_its_subject_and_its_unit() -> None:
+    for daemon, figures in FIGURES.items():
+        metrics = Metrics(daemon)
+        metrics.figures = figures
+        if daemon == TRAIN_SUPERVISOR:
+            Timings(metrics)
+        for family in text_string_to_metric_families(metrics.text().decode()):
+            name, text = family.name, family.documentation
+            unit = next((words for end, words in UNITS.items() if name.endswith(end)), "")
+            assert re.search(unit, text), f"{name}: {text!r} does not name its unit"
+            assert not re.match("(Since when|When|Its?|They) ", text), (
+                f"{name}: {text!r} does not name its subject"
+            )
+
+
 def test_each_alert_has_a_section_and_each_section_an_alert() -> None:
     sections = re.split(r"^### ", RUNBOOK, flags=re.MULTILINE)[1:]
     titles = [section.split("\n", 1)[0] for section in sections]
