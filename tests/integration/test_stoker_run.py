@@ -133,7 +133,7 @@ def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any
     assert max(map(len, told)) < 60 > max(map(len, screen.footers))
     text = " ".join(line[9:].strip() for line in told)
     for words in (
-        "0.parquet verified, ",
+        "0.parquet hashed, ",
         "1.parquet quarantined: page corrupt",
         "of step 40 is proven whole",
     ):

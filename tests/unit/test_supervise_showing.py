@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -247,6 +249,23 @@ def test_the_last_words_tell_the_seconds_of_steps_and_saves() -> None:
     saving = said(later, 13.0, "PHASE=checkpoint")
     saved = said(said(saving, 14.0, "PHASE=checkpoint"), 15.5, "PHASE=train\nSTEP=10")
     assert (saving.saves_s, saved.saves_s, saved.steps_s) == ((), (2.5,), ())
+
+
+@pytest.mark.parametrize(
+    ("age_s", "read_as", "says"),
+    [
+        (59.0, "", "loading the trainer"),
+        (61.0, "", "running, no step recognised in its output: set train.external.step, or use the client"),
+        (61.0, "tqdm", "loading the trainer"),
+    ],
+)
+def test_a_trainer_whose_output_tells_no_step_is_not_said_to_be_loading_for_its_whole_run(
+    age_s: float, read_as: str, says: str
+) -> None:
+    loading = trainer(phase="load", phase_at=time.monotonic() - age_s)
+    foreign = replace(loading, launch=replace(LAUNCH, is_foreign=True), read_as=read_as)
+    assert status_text(shown(foreign=External(), live=foreign)).startswith(says)
+    assert status_text(shown(live=loading)).startswith("loading the trainer")
 
 
 def test_a_trainer_of_the_users_own_shows_no_plan_and_perhaps_no_last_step() -> None:

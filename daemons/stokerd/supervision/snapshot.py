@@ -13,9 +13,14 @@ from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError
 from stoker.supervise.health.trainer_protocol import STEPPING
 from stoker.supervise.state import Phase, RunState
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run
 
 REFUSED_REMEDY = "a crash would cost it: docs/trainers.md says what a checkpoint must be"
+UNREAD_S = 60.0  # without a step in a trainer's output
+UNREAD = (
+    "running, no step recognised in its output: set train.external.step, or use the client (docs/trainers.md)"
+)
 
 
 def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = None) -> dict[str, Any]:
@@ -76,6 +81,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "launch": view.launch if view else None,
         "launches": record.launches if record else 0,
         "steps_from": (live.read_as or "nothing" if live.is_read else "messages") if live else None,
+        "unread": live is not None and _is_unread(live, time.monotonic()),
         "trainer_pid": live.pid if live else None,
         "next_launch_s": _next_launch_s(run.state, time.monotonic()),
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
@@ -93,6 +99,16 @@ def _next_launch_s(state: RunState, now: float) -> float | None:
     return round(max(0.0, state.retry_at - now), 1) if state.phase is Phase.BACKOFF else None
 
 
+def _is_unread(live: Trainer, now: float) -> bool:
+    """Returns whether a trainer's output has told no step for so long that it may be long past loading."""
+    return (
+        live.is_read
+        and not live.read_as
+        and live.view.phase == "load"
+        and now - live.view.phase_at > UNREAD_S
+    )
+
+
 # What a trainer that trains does where it makes no steps, by the phase it tells.
 _PHASES = {
     "load": "loading the trainer",
@@ -105,7 +121,9 @@ _PHASES = {
 def status_text(shown: dict[str, Any]) -> str:
     """One line for systemd's STATUS: what it does, how far, how fast."""
     doing = str(shown["doing"])
-    if doing == "training":
+    if doing == "training" and shown["unread"]:
+        doing = UNREAD
+    elif doing == "training":
         doing = _PHASES.get(shown["phase"], doing)
     if shown["launch"] is None or shown["step"] is None:
         return doing

@@ -68,21 +68,29 @@ class Figure:
 
 # Metrics of every daemon: its size and CPU time, its version, its events, the requests to it.
 OWN = (
-    Figure("daemon_rss_bytes", "Resident memory of the daemon.", "rss_bytes"),
+    Figure("daemon_rss_bytes", "Resident bytes of the daemon.", "rss_bytes"),
     Figure("daemon_threads", "Threads of the daemon.", "threads"),
-    Figure("daemon_start_time_seconds", "When it started, Unix time.", "started"),
+    Figure("daemon_start_time_seconds", "Unix time at which the daemon started.", "started"),
     Figure(
         "daemon_unclean_start_time_seconds",
-        "When it last started after a kill or a failure, Unix time.",
+        "Unix time at which the daemon last started after a kill or a failure.",
         "unclean_at",
     ),
-    Figure("daemon_cpu_seconds_total", "CPU time the daemon used.", "cpu_s"),
-    Figure("daemon_beat_timestamp_seconds", "When its loop last got round, Unix time.", "beat_at"),
-    Figure("daemon_clock_seconds", "This machine's clock at the scrape, Unix time.", "clock"),
-    Figure("build_info", "What runs here; always 1.", "build.*.*", {"version": (), "python": ()}),
-    Figure("events_total", "What happened, by event word.", "events.*", {"event": ()}),
-    Figure("requests_waiting", "Requests without an answer.", "requests.waiting"),
-    Figure("requests_oldest_timestamp_seconds", "When the oldest of them was filed.", "requests.oldest_at"),
+    Figure("daemon_cpu_seconds_total", "Seconds of CPU time of the daemon.", "cpu_s"),
+    Figure(
+        "daemon_beat_timestamp_seconds", "Unix time at which the daemon's loop last got round.", "beat_at"
+    ),
+    Figure("daemon_clock_seconds", "Unix time of this machine at the scrape.", "clock"),
+    Figure(
+        "build_info", "Version of Stoker and of Python; always 1.", "build.*.*", {"version": (), "python": ()}
+    ),
+    Figure("events_total", "Events of the daemon, by event word.", "events.*", {"event": ()}),
+    Figure("requests_waiting", "Requests to the daemon without an answer.", "requests.waiting"),
+    Figure(
+        "requests_oldest_timestamp_seconds",
+        "Unix time at which the oldest waiting request was filed.",
+        "requests.oldest_at",
+    ),
 )
 STEP_BUCKETS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0)  # and one for the rest
 SAVE_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0)

@@ -104,7 +104,7 @@ class TrainerControl:
             self.close()
             run.store.forgive_launch()
             raise Transient(f"the trainer cannot be started: {problem}") from problem
-        guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
+        guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now, phase_at=now)
         return Trainer(
             launch,
             guard,

@@ -33,6 +33,7 @@ from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
 SEE = "`stoker quarantine list` shows what there is"
 IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+MARKS = ("released", "dropping", "dropped")  # shown as its state
 YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern stands for.")
 
 
@@ -85,7 +86,8 @@ def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"{one_line(kept.name)} ({_state(kept)})")
         places = (("lies", thing) for thing in things or ["nothing is kept of it"])
         for name, value in (*kept.body.items(), *places):
-            click.echo(f"  {name:<14} {one_line(value)}")
+            if value is not None and name not in MARKS:
+                click.echo(f"  {name:<14} {one_line(value)}")
 
 
 @quarantine.command(epilog="Example: stoker quarantine release /etc/stoker/fineweb.yaml 000_00012.parquet")

@@ -131,6 +131,11 @@ def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
         raise BadParquet(reason(error), str(error), **place) from error
 
 
+def _shown(data: bytes) -> str:
+    """Returns bytes for a person: text where they are text, else their hexadecimal digits."""
+    return data.decode() if data.isascii() and data.decode().isprintable() else data.hex(" ")
+
+
 def _check_ends(file: Any, size: int) -> int:
     """Checks both magics and returns the length of the footer."""
     if size == 0:
@@ -142,9 +147,9 @@ def _check_ends(file: Any, size: int) -> int:
     if _MAGIC_ENCRYPTED in (head, tail):
         raise BadParquet("encrypted", "the footer is encrypted; Stoker reads plain parquet")
     if head != _MAGIC:
-        raise BadParquet("not_parquet", f"it begins with {head!r}, not {_MAGIC!r}")
+        raise BadParquet("not_parquet", f"it begins with {_shown(head)}, not {_shown(_MAGIC)}")
     if tail != _MAGIC or size < _SMALLEST:
-        raise BadParquet("truncated", f"it ends with {tail!r} after {size} bytes, not {_MAGIC!r}")
+        raise BadParquet("truncated", f"it ends with {_shown(tail)} after {size} bytes, not {_shown(_MAGIC)}")
     if length > size - _SMALLEST:
         raise BadParquet("footer_absurd", f"a footer of {length} bytes in a file of {size}")
     if length > FOOTER_BYTES:
