@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.checkpoints.format import known_step
 from stoker.config.units import format_count, format_duration
 from stoker.plan.growth import ENOUGH
 from stoker.plan.log import Plan
@@ -49,7 +50,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
     if newest is not None:
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
-                said[name] = newest.body.get(name)
+                said[name] = known_step(newest.body) if name == "step" else newest.body.get(name)
     has_plan = not run.is_foreign
     timeline, failed_step, why_unsaved = run.counted.unsaved
     is_unsaved = timeline == accounts.timeline and failed_step > (newest.step if newest else -1)
@@ -84,7 +85,8 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "unread": live is not None and _is_unread(live, time.monotonic()),
         "trainer_pid": live.pid if live else None,
         "next_launch_s": _next_launch_s(run.state, time.monotonic()),
-        "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
+        "checkpoint": newest
+        and {"name": newest.path.name, "step": known_step(newest.body), "proven": newest is proven},
         "trouble": trouble,
         "mirror": run.mirror and run.mirror.status(copying),
         "plan_entries": len(plan.entries) if has_plan else None,
@@ -136,7 +138,7 @@ def status_text(shown: dict[str, Any]) -> str:
     if shown["eta_s"] is not None:
         parts.append(f"{format_duration(shown['eta_s'])} left")
     if shown["checkpoint"] is not None:
-        parts.append(f"checkpoint {shown['checkpoint']['step']}")
+        parts.append(f"checkpoint {shown['checkpoint']['step'] or 'of an unknown step'}")
     if shown["trouble"]:
         parts.append(shown["trouble"])
     return ", ".join(parts)

@@ -42,7 +42,7 @@ _OPTIONAL = re.compile(r"\[([^][]*)\]")
 SENTENCES = {
     "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
     "checkpoint_proven": "checkpoint of step {step} is proven whole",
-    "checkpoint_sealed": "checkpoint of step {step} is sealed[: {path}]",
+    "checkpoint_sealed": "checkpoint[ of step {step}] is sealed[: {path}]",
     "checkpoint_restored": "{path} is what was proven of it again[; what lay there is {aside}]",
     "daemon_ready": "{message}",
     "data_wait": "training waits for data since {since}: {waiting_for}",
@@ -88,7 +88,7 @@ SENTENCES = {
     "tokenizer_training": "the tokenizer is trained on {files:file}",
     "trainer_exited": "the trainer ended at step {step}: {message}",
     "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
-    "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
+    "trainer_launched": "trainer started[ from step {resume_step}][, until step {until}]",
     "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
     "unit_failed": "{unit} failed and is not started again; remedy: {remedy}",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",

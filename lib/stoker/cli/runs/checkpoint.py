@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from stoker.checkpoints.format import BODY
+from stoker.checkpoints.format import BODY, known_step
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.retention import Found, counts, find_checkpoints
 from stoker.cli.options import answer, json_option, pipeline_file, plural
@@ -71,13 +71,14 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
 
 def _row(one: Found, copies: set[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"step": one.step, "path": str(one.path), "readable": one.body is not None}
-    known = dict.fromkeys(("timeline", "bytes", "sealed_at", "loss", "val_loss", "val_step"))
+    known = dict.fromkeys(("timeline", "bytes", "sealed_at", "loss", "val_loss", "val_step", "is_step_known"))
     if one.body is None:
         return {**row, **known, "mirrored": False}
     file = one.path / BODY
     copy = Mirrored.of(one.body.raw, hashlib.sha256(file.read_bytes()).hexdigest())
     known |= {"timeline": one.body.timeline, "bytes": one.body.bytes, "sealed_at": file.stat().st_mtime}
     known |= {name: one.body.raw.get(name) for name in ("loss", "val_loss")}
+    known["is_step_known"] = known_step(one.body.raw) is not None
     return {**row, **known, "mirrored": copy.name in copies}
 
 
@@ -107,5 +108,7 @@ def _words(row: Mapping[str, Any]) -> Iterator[str]:
         return
     yield "proven" if row["proven"] else "sealed"
     yield from (name for name in ("mirrored", "milestone") if row[name])
+    if not row["is_step_known"]:
+        yield "its step is unknown"
     if not row["in_history"]:
         yield "given up by a rollback"

@@ -42,7 +42,7 @@ def parse(datagram: bytes, launch: str) -> Said | None:
     if len(datagram) > MOST_BYTES:
         return None
     try:
-        lines = datagram.decode("utf-8").splitlines()
+        lines = datagram.decode("utf-8").split("\n")  # a path may have what `splitlines` takes for an end
     except UnicodeDecodeError:
         return None
     values = dict(line.split("=", 1) for line in lines if "=" in line)
