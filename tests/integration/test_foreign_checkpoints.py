@@ -62,6 +62,8 @@ while step < 40:
         time.sleep(0.02)
     step += 1
     stoker.phase("train", step=step, loss=9 / step)
+    if step == 12:
+        stoker.tell(checkpoint="nowhere.txt")
     if step % 10 == 0 or stoker.stop:
         open("ckpt.tmp", "w").write(str(step))
         os.replace("ckpt.tmp", "ckpt.txt")
@@ -174,6 +176,8 @@ def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_
     shutil.copy(str(stoker_client.__file__), tmp_path)
     supervisor = run.start()
     wait_until(lambda: run.checkpoints() == ["step-000000010"], what="the seal of what was told")
+    refused = ("stoker_train_saves_refused",)
+    wait_until(lambda: run.metrics()[refused] == 1, what="the gauge of saves that are not taken")
     assert supervisor.stop() == 0
     told = int((tmp_path / "ckpt.txt").read_text())
     assert told == 16

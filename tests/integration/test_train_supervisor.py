@@ -53,7 +53,7 @@ def test_the_commands_show_launches_and_checkpoints(
     assert exit_code(["runs", str(finished.data.file)]) == 0
     summary, goodput, _, row = capsys.readouterr().out.splitlines()
     assert summary == "run main of data: 1 launched" and " % of " in goodput
-    assert row.split()[3:7] == ["s", "0", "to", "60"] and "  finished  " in row
+    assert "  0-60  " in row and row.endswith(" finished")
     assert exit_code(["checkpoint", "list", str(finished.data.file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["40", "50", "60"]

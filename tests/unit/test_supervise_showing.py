@@ -70,6 +70,8 @@ def shown(**changes: Any) -> dict[str, Any]:
     state = RunState(Phase.TRAINING, 0.0, trainer=changes.get("live", TRAINING))
     run = Run(cast(Any, context), state, *parts)
     run.counted.unsaved = changes.get("unsaved", run.counted.unsaved)
+    if "refused" in changes:
+        run.counted.saves_refused, run.counted.save_refused = 1, changes["refused"]
     return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))
 
 
@@ -181,6 +183,14 @@ def test_a_checkpoint_that_failed_is_trouble_until_a_later_one_is_sealed() -> No
     assert shown(unsaved=(0, 46, "no space left"), sealed=SEALED)["trouble"] is None
     assert shown(unsaved=(1, 46, "before a rollback"))["trouble"] is None
     assert shown()["trouble"] is None
+
+
+def test_a_save_that_was_not_taken_is_trouble_and_a_step_that_nobody_knows_is_none() -> None:
+    told = shown(refused="out/last: it is an empty directory")["trouble"]
+    assert told.startswith("the newest save is not sealed: out/last: it is an empty directory; ")
+    unknown = replace(PROVEN, body={**PROVEN.body, "external": {"path": "out/last", "step": None}})
+    told = shown(live=None, checkpoint=unknown, sealed=unknown)
+    assert (told["step"], told["checkpoint"]["step"]) == (None, None)
 
 
 @pytest.mark.parametrize(

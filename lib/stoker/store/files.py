@@ -172,9 +172,14 @@ def tree_bytes(path: Path) -> int:
     """Returns the size of a file, or of all files below a directory."""
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
-    return sum(
-        (Path(directory) / name).lstat().st_size for directory, _, names in os.walk(path) for name in names
-    )
+    size, folders = 0, [os.fspath(path)]
+    for folder in folders:  # no recursion: there may be a thousand within each other
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            else:
+                size += entry.stat(follow_symlinks=False).st_size
+    return size
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -259,12 +264,15 @@ def _fsync_path(path: Path | str) -> None:
 
 
 def _remove_below(directory: Path | str) -> None:
-    for entry in list(os.scandir(directory)):
-        if entry.is_dir(follow_symlinks=False):
-            _remove_below(entry.path)
-            os.rmdir(entry.path)
-        else:
-            os.unlink(entry.path)
+    folders = [os.fspath(directory)]  # each after the one that holds it
+    for folder in folders:
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            else:
+                os.unlink(entry.path)
+    for folder in reversed(folders[1:]):
+        os.rmdir(folder)
 
 
 def _is_leftover(entry: os.DirEntry[str]) -> bool:

@@ -127,7 +127,13 @@ def _restore(task: dict[str, Any], place: Place, report: Report, alive: Progress
             report("refused", path=shown(one), reason=reason, is_newest=True)
     folders = {one.parent for one in (*found, *aside)}
     budget = {"keep": task["keep"], "keep_bytes": task["keep_bytes"], "begun": place.begun}
-    return {"status": status, **_told(path, aside, drop_asides(folders, but=aside, **budget))}
+    try:
+        dropped = drop_asides(folders, but=aside, **budget)
+    except OSError as problem:
+        if problem.errno not in OF_ONE_PATH:
+            raise
+        dropped = []  # what lies there too deep to be removed is the user's to remove
+    return {"status": status, **_told(path, aside, dropped)}
 
 
 def _told(path: Path | None, aside: Sequence[Path] = (), dropped: Sequence[Path] = ()) -> dict[str, Any]:

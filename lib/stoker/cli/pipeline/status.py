@@ -116,8 +116,9 @@ def _sources(body: Mapping[str, Any]) -> Iterator[Row]:
     # Nothing vouches for what lies in a folder: its files are hashed, fetched ones verified.
     here = "hashed" if "polling" in body else "verified"
     files = counts({here if state == "verified" else state: count for state, count in body["files"].items()})
-    files = files if body.get("looked", True) else "looking at the source"
-    yield "files", f"{files}; {format_bytes(body.get('verified_bytes', 0))} {here}{_complete(body)}"
+    size = f"{format_bytes(body.get('verified_bytes', 0))} {here}"
+    is_listed = body.get("looked", True)
+    yield "files", f"{files}; {size}{_complete(body)}" if is_listed else f"looking at the source; {size}"
     done, whole = body.get("bytes_done"), body.get("bytes_of")
     if done is not None and whole and done < whole:
         text = f"{format_bytes(done)} of {format_bytes(whole)}, {100 * done / whole:.1f} %"
@@ -197,7 +198,8 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     yield "time left", _left(body)
     if checkpoint := body.get("checkpoint"):
         unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"
-        yield "checkpoint", f"{checkpoint['name']}{unproven}"
+        unknown = "" if checkpoint.get("step", 0) is not None else ", of a step that nobody knows"
+        yield "checkpoint", f"{checkpoint['name']}{unproven}{unknown}"
     yield "mirror", _mirror(body["mirror"]) if body.get("mirror") else ""
     yield "gpus", gpus_line(body.get("gpus") or {})
     if body.get("plan_windows"):
