@@ -1,0 +1,120 @@
+"""What is run and how fast: a trainer, what it tells Stoker, how long its saves take; its pipeline file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.config.schema_train import External
+from stoker.supervise.external import stoker_client
+from support.external_kills.older_transformers import transformers_4
+from support.foreign import make_foreign
+from support.training import TrainPipeline
+
+SCRIPTS = Path(__file__).parent / "trainers"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+# Until `train.external.quiet` is a key: the same for a supervisor that has none.
+SITE = """
+import sys
+if "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
+    from stokerd.supervision.jobs import external as external_checkpoints
+    external_checkpoints.QUIET_S = {quiet}
+"""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A script of `trainers`, the words after it, and the glob of what it saves."""
+
+    script: str
+    checkpoints: str
+    words: tuple[str, ...] = ()
+    is_torchrun: bool = False
+    needs_transformers_4: bool = False
+
+
+TRAINERS = {
+    "folder": Trainer("plain.py", "out/last", ("folder",)),
+    "file": Trainer("plain.py", "out/last.json", ("file",)),
+    "torchrun": Trainer("ranks.py", "out/step-*", is_torchrun=True),
+    "lightning": Trainer("lightning_pl.py", "out/step=*.ckpt"),
+    "hf5": Trainer("hf.py", "out/checkpoint-*"),
+    "hf4": Trainer("hf.py", "out/checkpoint-*", needs_transformers_4=True),
+}
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a save takes, pauses within, and that a step takes; a save every so many steps."""
+
+    save_s: float = 20.0
+    pause_s: float = 10.0
+    step_s: float = 1.0
+    every: int = 25
+
+    @property
+    def quiet_s(self) -> float:
+        """After this a save counts as over, where the glob alone tells: longer than the pause."""
+        return 1.5 * self.pause_s
+
+    @property
+    def period_s(self) -> float:
+        return self.every * self.step_s + self.save_s
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A trainer, and whether it tells Stoker of its saves (else the glob alone finds them)."""
+
+    trainer: str
+    is_told: bool
+    pace: Pace = Pace()
+
+    @property
+    def name(self) -> str:
+        return f"{self.trainer}/{'told' if self.is_told else 'glob'}"
+
+    def make(self, base: Path) -> TrainPipeline:
+        """Write the pipeline file, the script and what it imports below base/home."""
+        home, trainer = base / "home", TRAINERS[self.trainer]
+        words = ["-u", *(TORCHRUN if trainer.is_torchrun else ()), "train.py", *trainer.words]
+        command = [sys.executable, *words]
+        if trainer.needs_transformers_4:
+            command = ["env", f"PYTHONPATH={transformers_4()}", *command]
+        external: dict[str, Any] = {"checkpoints": trainer.checkpoints}
+        # The default is half the pause here: what the trainer tells must count all the same.
+        quiet = self.pace.pause_s / 2 if self.is_told else self.pace.quiet_s
+        if "quiet" in External.model_fields:
+            external["quiet"] = f"{quiet:g}s"
+        else:
+            (base / "site").mkdir(parents=True)
+            (base / "site" / "sitecustomize.py").write_text(SITE.format(quiet=quiet))
+        run = make_foreign(
+            home,
+            (SCRIPTS / trainer.script).read_text(),
+            train__command=command,
+            train__external=external,
+            train__checkpoint={"keep_last": 1000},
+            quarantine__keep_checkpoints=1000,
+            supervise__stop_time=f"{2 * self.pace.save_s + 60:.0f}s",
+            supervise__no_progress_launches=1000,
+        )
+        shutil.copy(SCRIPTS / "ledger.py", home)
+        shutil.copy(str(stoker_client.__file__), home)
+        return run
+
+    def environ(self, base: Path) -> dict[str, str]:
+        """What the supervisor, and so the trainer, has in its environment."""
+        ledger = {**asdict(self.pace), "is_told": self.is_told, "ledger": str(base / "ledger.jsonl")}
+        threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+        return {
+            **threads,
+            "KILLS_SETTINGS": json.dumps(ledger),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(base / "site"),
+        }
