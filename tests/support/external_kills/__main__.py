@@ -10,9 +10,8 @@ from pathlib import Path
 
 from support.external_kills.older_transformers import why_not
 from support.external_kills.rounds import Report, Rounds, each_line
-from support.external_kills.scenario import TRAINERS, Pace, Scenario
+from support.external_kills.scenario import NAMES, Pace, Scenario
 
-NAMES = [f"{trainer}/{how}" for trainer in TRAINERS for how in ("told", "glob")]
 EXAMPLES = """examples:
   python -m support.external_kills                                  every scenario, 20 kills, saves of 20 s
   python -m support.external_kills hf5/glob --kills 5 --seed 7      one of them
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=6, metavar="N", help="scenarios side by side")
     parser.add_argument("--dir", type=Path, help="where to work (kept); else a temporary directory (kept)")
     options = parser.parse_args(argv)
-    names = options.scenario or NAMES
+    names = options.scenario or list(NAMES)
     if unknown := sorted(set(names) - set(NAMES)):
         known = ", ".join(NAMES)
         print(f"external_kills: no scenario {', '.join(unknown)}; there are: {known}", file=sys.stderr)
@@ -49,9 +48,7 @@ def main(argv: list[str]) -> int:
     pace = Pace(options.save, options.pause, options.step, options.every)
 
     def run(name: str) -> Report:
-        trainer, _, how = name.partition("/")
-        place = base / f"{trainer}-{how}-{options.seed}"
-        scenario = Scenario(trainer, how == "told", pace)
+        place, scenario = base / f"{name.replace('/', '-')}-{options.seed}", Scenario.named(name, pace)
         rounds = Rounds(scenario, place, options.seed, lambda line: print(line, flush=True))
         report = rounds.run(options.kills)
         for line in each_line(report):

@@ -34,10 +34,9 @@ class Kill:
     delay_s: float
 
 
-def draw_kills(kills: int, seed: int, pace: Pace) -> list[Kill]:
-    """The plan: each moment and target as often as in the lists, in an order of its own."""
-    dice = random.Random(seed)
-    drawn = zip(_deck(dice, MOMENTS, kills), _deck(dice, TARGETS, kills), strict=True)
+def draw_kills(kills: int, dice: random.Random, pace: Pace) -> list[Kill]:
+    """The plan: each moment and target as often as in the lists; of few kills, the first moments."""
+    drawn = zip(_deck(dice, MOMENTS[:kills], kills), _deck(dice, TARGETS, kills), strict=True)
     return [_draw(dice, moment, target, pace) for moment, target in drawn]
 
 

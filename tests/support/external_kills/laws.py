@@ -43,9 +43,14 @@ class Ledger:
         return found
 
 
+def notes_of(launch: Sequence[Note], kind: str) -> list[Note]:
+    """The notes of a kind."""
+    return [one for one in launch if one["kind"] == kind]
+
+
 def steps_of(launch: Sequence[Note], kind: str) -> list[int]:
-    """The steps of the notes of a kind."""
-    return [one["step"] for one in launch if one["kind"] == kind]
+    """Their steps."""
+    return [one["step"] for one in notes_of(launch, kind)]
 
 
 def begun_at(launch: Sequence[Note]) -> int:

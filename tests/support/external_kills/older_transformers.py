@@ -10,10 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What transformers 4 needs and the tests' environment lacks or has too new; torch and accelerate serve both.
+# 4.51 is the last that finds its oldest checkpoints by the numbers in their names, whatever follows those.
+# What it needs and the tests' environment lacks or has too new; torch and accelerate serve both.
 # The Trainer imports the `datasets` that it finds, so one that goes with the old huggingface_hub comes along.
 WANTED = (
-    *("transformers>=4.56,<5", "huggingface_hub>=0.34,<1.0", "tokenizers>=0.22,<=0.23.0", "datasets>=3,<4"),
+    *("transformers==4.51.3", "huggingface_hub>=0.30,<1.0", "tokenizers>=0.21,<0.22", "datasets>=3,<4"),
     *("requests", "urllib3", "charset-normalizer", "idna", "certifi"),
 )
 
@@ -26,7 +27,7 @@ class NotHere(Exception):
 def transformers_4() -> Path:
     """The directory to put first on PYTHONPATH; installed once for this user and Python."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stoker-tests"
-    place = cache / f"transformers-4-python-{sys.version_info.major}.{sys.version_info.minor}"
+    place = cache / f"transformers-4.51-python-{sys.version_info.major}.{sys.version_info.minor}"
     made = place.with_name(f"{place.name}.made")
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{place.name}.lock").open("w") as lock:

@@ -63,10 +63,11 @@ class Rounds:
         self.report = Report(self.scenario.name, self.seed)
         self.pipeline = self.scenario.make(self.base)
         self.ledger, self.disk = Ledger(self.base / "ledger.jsonl"), Disk(self.base / "home")
-        self.victim = Victim(self.pipeline, self.scenario.environ(self.base), random.Random(self.seed))
+        dice = random.Random(f"{self.scenario.name} {self.seed}")
+        self.victim = Victim(self.pipeline, self.scenario.environ(self.base), dice)
         try:
             self._next_launch()
-            for kill in draw_kills(kills, self.seed, self.scenario.pace):
+            for kill in draw_kills(kills, dice, self.scenario.pace):
                 self._kill(kill)
                 self._next_launch()
             self._end_well()
@@ -76,6 +77,7 @@ class Rounds:
             with contextlib.suppress(ProcessLookupError):
                 kill_tree(self.victim.daemon.pid)
             self.victim.daemon.kill()
+        self.report.saves = sum(one["kind"] == "finished" for one in self.ledger.look())
         return self.report
 
     def _kill(self, kill: Kill) -> None:
@@ -132,7 +134,6 @@ class Rounds:
         if code := self.victim.stop():
             self._break("halted", f"the supervisor ended with {code}")
         self._look_for_lost()
-        self.report.saves = sum(one["kind"] == "finished" for one in self.ledger.notes)
 
     def _now(self) -> list:
         return self.ledger.launches()[-1]

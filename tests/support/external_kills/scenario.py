@@ -48,6 +48,9 @@ TRAINERS = {
 }
 
 
+NAMES = tuple(f"{trainer}/{how}" for trainer in TRAINERS for how in ("told", "glob"))
+
+
 @dataclass(frozen=True)
 class Pace:
     """Seconds that a save takes, pauses within, and that a step takes; a save every so many steps."""
@@ -74,6 +77,13 @@ class Scenario:
     trainer: str
     is_told: bool
     pace: Pace = Pace()
+    save_total_limit: int | None = None  # of the HF Trainer; None: it keeps all
+
+    @staticmethod
+    def named(name: str, pace: Pace) -> Scenario:
+        """The scenario `trainer/told` or `trainer/glob`."""
+        trainer, _, how = name.partition("/")
+        return Scenario(trainer, how == "told", pace)
 
     @property
     def name(self) -> str:
@@ -110,7 +120,8 @@ class Scenario:
 
     def environ(self, base: Path) -> dict[str, str]:
         """What the supervisor, and so the trainer, has in its environment."""
-        ledger = {**asdict(self.pace), "is_told": self.is_told, "ledger": str(base / "ledger.jsonl")}
+        own = {"is_told": self.is_told, "save_total_limit": self.save_total_limit}
+        ledger = {**asdict(self.pace), **own, "ledger": str(base / "ledger.jsonl")}
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
         return {
             **threads,

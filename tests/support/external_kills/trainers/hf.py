@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import ledger
@@ -45,6 +46,7 @@ class Slow(Trainer):
         self.state.trial_name = str(self.one.nonce)
         super()._save_checkpoint(*words, **named)
         self.one.finished()
+        ledger.note("kept", names=os.listdir(self.args.output_dir))  # it has removed older ones
 
     def save_model(self, output_dir=None, **named):
         super().save_model(output_dir, **named)
@@ -86,7 +88,7 @@ args = TrainingArguments(
     max_steps=1_000_000,
     per_device_train_batch_size=1,
     save_steps=ledger.EVERY,
-    save_total_limit=ledger.SETTINGS.get("save_total_limit"),
+    save_total_limit=ledger.SETTINGS["save_total_limit"],
     logging_steps=1000,
     use_cpu=True,
     report_to="none",
