@@ -1,6 +1,6 @@
 """Trainers of the user's own that save slowly, killed while they do: what each launch begins from.
 
-The same at full length: `PYTHONPATH=tests python -m support.external_kills`.
+The same at full length: `scripts/chaos external`.
 """
 
 from __future__ import annotations

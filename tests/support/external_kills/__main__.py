@@ -13,15 +13,15 @@ from support.external_kills.rounds import Report, Rounds, each_line
 from support.external_kills.scenario import NAMES, Pace, Scenario
 
 EXAMPLES = """examples:
-  python -m support.external_kills                                  every scenario, 20 kills, saves of 20 s
-  python -m support.external_kills hf5/glob --kills 5 --seed 7      one of them
-  python -m support.external_kills --save 4 --pause 2 --step 0.3    five times as fast"""
+  scripts/chaos external                                  every scenario, 20 kills, saves of 20 s
+  scripts/chaos external hf5/glob --kills 5 --seed 7      one of them
+  scripts/chaos external --save 6 --pause 4 --step 0.3    three times as fast"""
 
 
 def main(argv: list[str]) -> int:
     """Run scenarios; exit 0 when every law held, 1 when one broke, 64 on an unknown name."""
     parser = argparse.ArgumentParser(
-        prog="external_kills",
+        prog="chaos external",
         description="Kill trainers of the user's own at seeded moments; check from what each launch begins.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
