@@ -108,7 +108,7 @@ class Rounds:
         every = self.scenario.pace.every
         for what in wrong_begin(self.ledger, now[0]):
             self._break("unfinished", what)
-        if before:
+        if before and not now[0]["problem"]:
             finished = max(steps_of(before[-1], "finished"), default=0)
             self.report.back = max(self.report.back, finished - begun_at(now))
             for what in too_far_back(before[-1], now, every, is_told=self.scenario.is_told):
