@@ -42,7 +42,7 @@ def test_each_launch_begins_from_a_finished_save_and_nothing_is_lost(tmp_path: P
 def test_after_a_rollback_the_trainer_of_transformers_4_keeps_its_new_checkpoints(tmp_path: Path) -> None:
     """It keeps the two with the highest numbers, of all names that begin as those of its own."""
     require("hf4")
-    scenario = Scenario("hf4", True, Pace(save_s=1, pause_s=0.5, step_s=0.05, every=10), save_total_limit=2)
+    scenario = Scenario("hf4", "told", Pace(save_s=1, pause_s=0.5, step_s=0.05, every=10), save_total_limit=2)
     run, ledger = scenario.make(tmp_path), Ledger(tmp_path / "ledger.jsonl")
     victim = Victim(run, scenario.environ(tmp_path), random.Random(0))
     try:

@@ -1,4 +1,4 @@
-"""The laws of the kills of trainers of the user's own: what they find wrong, over tables of a ledger's notes."""
+"""The laws of the kills of trainers of the user's own: what they find wrong in a ledger's notes."""
 
 from __future__ import annotations
 

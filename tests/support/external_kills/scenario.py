@@ -48,7 +48,8 @@ TRAINERS = {
 }
 
 
-NAMES = tuple(f"{trainer}/{how}" for trainer in TRAINERS for how in ("told", "glob"))
+# lightning/stop: as etc/external/train_lightning.py does it.
+NAMES = (*(f"{trainer}/{how}" for trainer in TRAINERS for how in ("told", "glob")), "lightning/stop")
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,30 @@ class Pace:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A trainer, and whether it tells Stoker of its saves (else the glob alone finds them)."""
+    """A trainer, and which of its saves it tells.
+
+    told: each one. glob: none, it has no client. stop: it has, and tells the one that a stop asks for.
+    """
 
     trainer: str
-    is_told: bool
+    how: str
     pace: Pace = Pace()
     save_total_limit: int | None = None  # of the HF Trainer; None: it keeps all
 
     @staticmethod
     def named(name: str, pace: Pace) -> Scenario:
-        """The scenario `trainer/told` or `trainer/glob`."""
+        """The scenario of NAMES."""
         trainer, _, how = name.partition("/")
-        return Scenario(trainer, how == "told", pace)
+        return Scenario(trainer, how, pace)
 
     @property
     def name(self) -> str:
-        return f"{self.trainer}/{'told' if self.is_told else 'glob'}"
+        return f"{self.trainer}/{self.how}"
+
+    @property
+    def is_told(self) -> bool:
+        """Whether Stoker knows of every save that it is over."""
+        return self.how == "told"
 
     def make(self, base: Path) -> TrainPipeline:
         """Write the pipeline file, the script and what it imports below base/home."""
@@ -120,7 +129,7 @@ class Scenario:
 
     def environ(self, base: Path) -> dict[str, str]:
         """What the supervisor, and so the trainer, has in its environment."""
-        own = {"is_told": self.is_told, "save_total_limit": self.save_total_limit}
+        own = {"how": self.how, "save_total_limit": self.save_total_limit}
         ledger = {**asdict(self.pace), **own, "ledger": str(base / "ledger.jsonl")}
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
         return {

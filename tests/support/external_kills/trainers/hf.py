@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from stoker_client import Stoker
 
-stoker = Stoker() if ledger.IS_TOLD else None
+stoker = Stoker() if ledger.HAS_CLIENT else None
 
 import transformers  # noqa: E402 - the client comes first
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments  # noqa: E402

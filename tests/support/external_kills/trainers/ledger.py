@@ -16,7 +16,7 @@ from pathlib import Path
 
 SETTINGS = json.loads(os.environ["KILLS_SETTINGS"])
 SAVE_S, PAUSE_S, STEP_S = (SETTINGS[name] for name in ("save_s", "pause_s", "step_s"))
-EVERY, IS_TOLD = SETTINGS["every"], SETTINGS["is_told"]
+EVERY, HAS_CLIENT, TELLS_ALL = SETTINGS["every"], SETTINGS["how"] != "glob", SETTINGS["how"] == "told"
 PIECE_S = 0.25  # between two writes of a save that is slow, and never quiet
 
 

@@ -9,7 +9,7 @@ import ledger
 import torch
 from stoker_client import Stoker
 
-stoker = Stoker() if ledger.IS_TOLD else None
+stoker = Stoker() if ledger.HAS_CLIENT else None
 
 import lightning.pytorch as pl  # noqa: E402 - the client comes first
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
@@ -38,7 +38,7 @@ class Slow(CheckpointIO):
             torch.save({**bodies[part], "stamp": [step, one.nonce]}, file)
             ledger.rewrite_slowly(file)
         one.finished()
-        if stoker:
+        if stoker and (ledger.TELLS_ALL or stoker.stop):
             stoker.tell(checkpoint=path)
 
     def load_checkpoint(self, path, map_location=None, weights_only=None):

@@ -10,7 +10,7 @@ import time
 import ledger
 from stoker_client import Stoker
 
-stoker = Stoker() if ledger.IS_TOLD else None
+stoker = Stoker() if ledger.HAS_CLIENT else None
 IS_FOLDER = sys.argv[1] == "folder"
 LAST = "out/last" if IS_FOLDER else "out/last.json"
 PARTS = ("model", "optimizer")

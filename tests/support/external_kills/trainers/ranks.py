@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from stoker_client import Stoker
 
-stoker = Stoker() if ledger.IS_TOLD else None
+stoker = Stoker() if ledger.HAS_CLIENT else None
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
