@@ -47,7 +47,7 @@ elif "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
     from stoker.supervise.actions import ExternalJob
     from stokerd.supervision.jobs import external as external_checkpoints
     ExternalJob.silent_s = 2.0
-    external_checkpoints.LOOK_S, external_checkpoints.QUIET_S, external_checkpoints.AGAIN_S = 0.1, 0.3, 0.5
+    external_checkpoints.LOOK_S, external_checkpoints.AGAIN_S = 0.1, 0.5
 elif "stoker.checkpoints.external.worker" in sys.orig_argv:
     from stoker.kit.workers import child
     child.ALIVE_EVERY_S = 0.5
@@ -318,7 +318,7 @@ for step in range(1, 10**6):
 @pytest.mark.long
 def test_a_trainers_directory_that_hangs_holds_up_its_checkpoints_alone(home: Path, mounts: Mounts) -> None:
     out = mounts(home / "beneath", home / "out")
-    run = make_foreign(home, STEPS, train__external={"checkpoints": "out/*"})
+    run = make_foreign(home, STEPS, train__external={"checkpoints": "out/*", "quiet": "0.3s"})
     supervisor = run.start()
     try:
         wait_until(run.last_step, what="training")

@@ -16,15 +16,16 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import file_request
 from stoker.supervise.external import stoker_client
 from support.foreign import make_foreign
+from support.outside import name_before
 from support.training import TrainPipeline
 from support.waiting import wait_until
 
-# A save is over sooner, and a look due.
+# A look is due sooner.
 SITE = """
 import sys
 if "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
     from stokerd.supervision.jobs import external as external_checkpoints
-    external_checkpoints.LOOK_S, external_checkpoints.QUIET_S = 0.1, 0.3
+    external_checkpoints.LOOK_S = 0.1
 """
 # Trains to step 40 from the path it is given, up to the step in the file `until`; saves every 10 steps.
 SAVES = """
@@ -78,7 +79,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(home: Path, script: str = SAVES, *, until: int = 40, **keys: Any) -> TrainPipeline:
-    settings = {"train__external": {"checkpoints": "out/*"}, **keys}
+    settings = {"train__external": {"checkpoints": "out/*", "quiet": "0.3s"}, **keys}
     run = make_foreign(home, script, **settings)
     (home / "until").write_text(str(until))
     return run
@@ -89,7 +90,7 @@ def launches(home: Path) -> list[str]:
 
 
 def asides(folder: Path) -> list[str]:
-    return sorted(path.name.partition(".before-")[0] for path in folder.glob("*.before-*"))
+    return sorted(name_before(path.name) for path in folder.glob(".stoker-before-*"))
 
 
 def test_what_cannot_be_loaded_is_set_aside_and_the_one_before_is_restored(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_
     told = int((tmp_path / "ckpt.txt").read_text())
     assert told == 16
     (tmp_path / "ckpt.txt").rename(tmp_path / "lost")
-    shutil.copy(tmp_path / "lost", tmp_path / "ckpt.txt")
+    shutil.copy2(tmp_path / "lost", tmp_path / "ckpt.txt")
     run.run.record.write_bytes(b"")  # restored from step 10, and what was told after it is not passed over
     (tmp_path / "until").write_text("40")
     ended = run.once()

@@ -175,6 +175,14 @@ CASES = (
         by=OWN,
     ),
     Case(
+        "StokerSaveRefused",
+        20,
+        "Newest saves of the trainer of p that are not sealed: 2.",
+        {"train:stoker_train_saves_refused": "2x20"},
+        ({"train:stoker_train_saves_refused": "1x5 0x15"},),
+        by=OWN,
+    ),
+    Case(
         "StokerMirrorBehind",
         90,
         "3 checkpoints of p have no copy on warm.",

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.external.watch import Place, Watch
+from stoker.checkpoints.external.place import Place
+from stoker.checkpoints.external.watch import UNKNOWN, End, Watch
 from support.checkpoint_data import body_of
+
+AT_REST = End(is_clean=True)  # of a trainer that ended by itself
+
+
+def name_before(aside: str) -> str:
+    """The name that something had before it was put aside; any other name as it is."""
+    return aside.split("-", 4)[4] if aside.startswith(".stoker-before-") else aside
 
 
 def archive(content: bytes) -> bytes:
@@ -79,7 +87,10 @@ class Ground:
     def place(self, pattern: str | None = "out/*", **changes: Any) -> Place:
         history = ((0, None),)
         given_up = (*self.quarantine.iterdir(), *self.abandoned.iterdir())
-        place = Place(self.root, pattern, self.checkpoints, given_up, history, self.root / "state")
+        state = self.root / "state"
+        place = Place(
+            self.root, pattern, self.checkpoints, given_up, history, state, self.abandoned / "replaced"
+        )
         for name, value in changes.items():
             setattr(place, name, value)
         return place
@@ -100,11 +111,18 @@ class Ground:
     def sealed(self) -> list[str]:
         return sorted(path.name for path in self.checkpoints.iterdir())
 
+    def body(self, number: int) -> dict[str, Any]:
+        """The checkpoint.json of a sealed checkpoint."""
+        found: dict[str, Any] = json.loads(
+            (self.checkpoints / f"step-{number:09d}" / "checkpoint.json").read_bytes()
+        )
+        return found
+
     def quiet(self, watch: Watch) -> None:
         """Let the watch see that nothing changes."""
         for _ in range(2):
             watch.look()
-            self.now += watch.quiet_s
+            self.now += UNKNOWN * watch.quiet_s
         watch.look()
 
     def save(self, name: str, content: bytes) -> Path:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,16 +19,18 @@ from crash import Crash, acknowledge, check_crashes
 from stoker.checkpoints import seal as seal_module
 from stoker.checkpoints.external import find
 from stoker.checkpoints.external import watch as watch_module
-from stoker.checkpoints.external.find import Refused, expand, look_at, step_in
+from stoker.checkpoints.external.find import Refused, expand, look_at
+from stoker.checkpoints.external.names import step_in
 from stoker.checkpoints.external.sealing import Changed, seal_outside
-from stoker.checkpoints.external.watch import Watch
+from stoker.checkpoints.external.watch import End, Watch
 from stoker.checkpoints.external.whole import why_not_whole
+from stoker.checkpoints.format import known_step
 from stoker.checkpoints.mirror.mirror_worker import copy_checkpoint, fetch_checkpoint
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.retention import remove_checkpoint, sweep_leftovers
+from stoker.checkpoints.retention import reading, remove_checkpoint, sweep_leftovers
 from stoker.store.direct import DiskFullError
 from support.checkpoint_data import body_of
-from support.outside import Ground, archive, hf_files, tensors, write_tree
+from support.outside import AT_REST, Ground, archive, hf_files, tensors, write_tree
 
 LOGS = {"plan.jsonl": b"", "timelines.jsonl": b""}
 
@@ -39,15 +45,16 @@ def sealed(ground: Ground, path: Path, step: int) -> Path:
         look_at(path),
         ground.checkpoints,
         body_of(step),
+        {"launch": "l1"},
         directory=ground.root,
-        launch="l1",
         logs=LOGS,
         progress=lambda _: None,
-    )
+    ).sealed
 
 
 def hear(watch: Watch, step: int, *, at: float | None = None, **values: float) -> None:
-    watch.heard.append((time.time() if at is None else at, {"step": step, **values}))
+    at = time.time() if at is None else at
+    watch.heard.append((at, at, {"step": step, **values}))
 
 
 class TestFinding:
@@ -67,15 +74,16 @@ class TestFinding:
         aside = ground.out / "run1" / "step-5.before-20261123T030000Z-0123abcd"
         aside.mkdir()
 
-        found, links = expand(ground.root, "out/**/step-*")
+        matches = expand(ground.root, "out/**/step-*")
+        found = list(matches.paths)
         assert [str(path.relative_to(ground.out)) for path in found] == [
             *("run1/step-1", "run1/step-2", "run2/deep/step-3"),
         ]
-        assert links == [ground.out / "run1" / "step-9"]
-        assert expand(ground.root, f"{ground.out}/run?/step-[12]")[0] == found[:2]
+        assert list(matches.links) == [ground.out / "run1" / "step-9"]
+        assert list(expand(ground.root, f"{ground.out}/run?/step-[12]").paths) == found[:2]
         # The names without a wildcard are the user's own, and may be links.
-        assert expand(ground.root, "out/run3/step-1")[0] == [ground.out / "run3" / "step-1"]
-        assert expand(ground.root, "nowhere/*") == ([], [])
+        assert list(expand(ground.root, "out/run3/step-1").paths) == [ground.out / "run3" / "step-1"]
+        assert not expand(ground.root, "nowhere/*").paths
 
     def test_a_glob_that_matches_thousands_is_refused(
         self, ground: Ground, monkeypatch: pytest.MonkeyPatch
@@ -185,8 +193,8 @@ class TestSealing:
                 look_at(source),
                 ground.checkpoints,
                 body_of(5),
+                {"launch": "l1"},
                 directory=ground.root,
-                launch="l1",
                 logs=LOGS,
                 progress=meddle,
             )
@@ -272,10 +280,10 @@ class TestWatching:
         assert ground.sealed == ["step-000000015"]
         assert ground.told("taken") == [{"told": ["out/ckpt.pt", 15, saved_at + 0.1]}]  # not the word before
         ground.save("ckpt.pt", b"of another that is never told")
-        watch.look()
-        assert len(ground.sealed) == 1
         ground.quiet(watch)
-        assert ground.sealed == ["step-000000015", "step-000000020"]
+        assert len(ground.sealed) == 1  # a trainer that tells its checkpoints says when one is whole
+        watch.look(AT_REST)
+        assert ground.sealed == ["step-000000015", "step-000000016"]  # the next number: no step is known
 
     def test_told_paths_outside_through_links_or_missing_are_refused(self, ground: Ground) -> None:
         watch = ground.watch(None)
@@ -288,28 +296,45 @@ class TestWatching:
         assert len(ground.told("refused")) == 10
         assert ground.sealed == []
 
-    def test_one_file_written_again_and_again_is_sealed_as_the_step_when_seen(self, ground: Ground) -> None:
+    def test_the_step_of_a_name_without_one_is_what_was_told_when_it_was_saved_or_unknown(
+        self, ground: Ground
+    ) -> None:
         watch = ground.watch("out/gpt2.pt")  # the number in its name is no step
+        steps = list[int | None]()
         for step in (100, 200, 300):
             hear(watch, step)
             ground.save("gpt2.pt", b"%d" % step)
+            hear(watch, step if step == 200 else step + 50)  # no other step was made until after the save
             ground.quiet(watch)
-            hear(watch, step + 50)
-            ground.quiet(watch)
+            steps.append(known_step(ground.body(step)))
             watch = ground.watch("out/gpt2.pt")  # a watch that begins again knows it, too
-        assert ground.sealed == ["step-000000002", "step-000000200", "step-000000300"]
+        assert ground.sealed == ["step-000000100", "step-000000200", "step-000000300"]
+        assert steps == [None, 200, None]
 
-    def test_its_step_is_the_newest_when_it_was_saved_however_late_it_is_seen(self, ground: Ground) -> None:
-        watch = ground.watch("out/ckpt.pt")
-        for step in range(100, 150, 10):
-            hear(watch, step, at=1000.0 + step, loss=step / 10)
-        for content, saved_at in ((b"a", 1112.0), (b"later", 1129.5)):
-            os.utime(ground.save("ckpt.pt", content), (saved_at, saved_at))
-            watch.look(is_at_rest=True)
-        # What is heard within a second may have been printed before the save.
-        assert ground.sealed == ["step-000000110", "step-000000130"]
-        body = json.loads((ground.checkpoints / "step-000000110" / "checkpoint.json").read_bytes())
-        assert body["loss"] == 11.0
+    @pytest.mark.parametrize(
+        ("name", "heard", "saved_at", "step"),
+        [
+            ("last.ckpt", [(10, 12, 51), (20, 21, 100)], 21, 100),  # nothing was printed since
+            ("last.ckpt", [(10, 12, 51), (20, 21, 100)], 15, None),  # nobody knows: 51 to 100
+            ("last.ckpt", [(10, 12, 51), (20, 21, 100)], 30, None),  # nobody read what was printed since
+            ("ckpt-16-100.pt", [(10, 12, 99), (20, 21, 104)], 20, 100),
+            ("ckpt-16-run.pt", [(10, 12, 99), (20, 21, 104)], 21, 104),
+            ("ckpt-150.pt", [(10, 12, 100), (20, 21, 200)], 15, 150),  # it logs each hundredth step
+            ("step=30.ckpt", [(10, 12, 110), (20, 21, 120)], 21, 30),  # a bar counts batches
+            ("ckpt-7.pt", [], 21, 7),
+        ],
+    )
+    def test_a_step_in_a_name_must_agree_with_what_was_heard(
+        self, ground: Ground, name: str, heard: list[tuple[int, int, int]], saved_at: int, step: int | None
+    ) -> None:
+        watch = ground.watch()
+        for since, until, told in heard:
+            watch.heard.append((1000.0 + since, 1000.0 + until, {"step": told}))
+        os.utime(ground.save(name, b"x"), (1000.0 + saved_at, 1000.0 + saved_at))
+        watch.look(AT_REST)
+        [body] = [ground.body(int(name[5:])) for name in ground.sealed]
+        assert known_step(body) == step
+        assert body["step"] == step or step is None
 
     def test_without_any_step_they_are_counted(self, ground: Ground) -> None:
         watch = ground.watch()
@@ -321,12 +346,12 @@ class TestWatching:
     def test_a_restart_takes_only_what_is_new(self, ground: Ground) -> None:
         for step in (10, 20):
             ground.save(f"step-{step}.pt", b"%d" % step)
-        ground.watch().look(is_at_rest=True)
+        ground.watch().look(AT_REST)
         assert ground.sealed == ["step-000000010", "step-000000020"]
         ground.words.clear()
 
         again = ground.watch()
-        again.look(is_at_rest=True)
+        again.look(AT_REST)
         ground.quiet(again)
         assert ground.words == [("well", {})]
         # A trainer that began again from the start writes steps that are sealed already.
@@ -338,14 +363,14 @@ class TestWatching:
     def test_a_state_that_was_given_up_is_not_sealed_again(self, ground: Ground) -> None:
         for step in (10, 20):
             ground.save(f"step-{step}.pt", b"%d" % step)
-        ground.watch().look(is_at_rest=True)
+        ground.watch().look(AT_REST)
         (ground.abandoned / "t0").mkdir()
         (ground.checkpoints / "step-000000020").rename(ground.abandoned / "t0" / "step-000000020")
         again = ground.watch(history=((1, None), (0, 10)))
-        again.look(is_at_rest=True)
+        again.look(AT_REST)
         assert ground.sealed == ["step-000000010"]
         ground.save("step-20.pt", b"made again")
-        again.look(is_at_rest=True)
+        again.look(AT_REST)
         assert ground.sealed == ["step-000000010", "step-000000020"]
 
     def test_links_and_files_older_than_the_run_are_never_taken(self, ground: Ground) -> None:
@@ -353,14 +378,14 @@ class TestWatching:
         os.utime(old, (1000, 1000))
         (ground.out / "step-6.pt").symlink_to(old)
         watch = ground.watch(begun=2000.0)
-        watch.look(is_at_rest=True)
-        watch.look(is_at_rest=True)
+        watch.look(AT_REST)
+        watch.look(AT_REST)
         assert {Path(one["path"]).name for one in ground.told("refused")} == {"step-5.pt", "step-6.pt"}
         assert len(ground.told("refused")) == 2
         assert ground.sealed == []
         # With a clock that was set back behind the run's begin, times say nothing.
         ahead = ground.watch(begun=4e9)
-        ahead.look(is_at_rest=True)
+        ahead.look(AT_REST)
         assert ground.sealed == ["step-000000005"]
 
     def test_a_failing_disk_is_told_and_tried_again_ever_more_rarely(
@@ -378,9 +403,186 @@ class TestWatching:
             watch.look()
         assert 8 <= len(ground.told("trouble")) <= 14
         with pytest.raises(OSError, match="no room"):
-            ground.watch().look(is_at_rest=True)
+            ground.watch().look(AT_REST)
         monkeypatch.undo()
         ground.now += 60.0
         watch.look()
         assert ground.sealed == ["step-000000005"]
         assert ground.words[-1][0] == "well"
+
+
+class TestSaves:
+    """A save of several files that pauses between them."""
+
+    def save(self, ground: Ground, step: int, *names: str, into: str = "last", ago_s: float = 0.0) -> Path:
+        at = time.time() - ago_s
+        for name in names or ("model.json", "optimizer.json"):
+            write_tree(ground.out / into, {name: b'{"step": %d, "%s"}' % (step, b"x" * 100)})
+            os.utime(ground.out / into / name, (at, at))
+        return ground.out / into
+
+    def steps_of(self, ground: Ground, number: int) -> set[int]:
+        folder = ground.checkpoints / f"step-{number:09d}" / "files"
+        return {int(path.read_text()[9:].split(",")[0]) for path in folder.glob("*/*.json")}
+
+    def test_a_launch_that_tells_its_checkpoints_gets_none_taken_by_quiet(self, ground: Ground) -> None:
+        watch = ground.watch("out/*")
+        path = self.save(ground, 100)
+        watch.hear(str(path), 100, time.time())
+        watch.look()
+        self.save(ground, 161, "model.json")
+        ground.quiet(watch)
+        assert self.steps_of(ground, 100) == {100}
+        again = ground.watch("out/*")  # nor of a later launch, before its first word
+        ground.quiet(again)
+        again.look(End(alive_at=time.time() + 60))  # killed: half of a save
+        assert ground.sealed == ["step-000000100"]
+        assert again.unsure == [path]
+        self.save(ground, 161, "optimizer.json")
+        watch.hear(str(path), 161, time.time())
+        watch.look()
+        assert self.steps_of(ground, 161) == {161}
+
+    def test_nothing_is_taken_by_quiet_while_the_trainer_says_that_it_saves(self, ground: Ground) -> None:
+        watch = ground.watch("out/*")
+        self.save(ground, 100, "model.json", into="step-100")
+        watch.is_saving = True
+        ground.quiet(watch)
+        watch.look(End(was_saving=True, alive_at=time.time() + 60))
+        assert ground.sealed == []
+        watch.is_saving = False
+        self.save(ground, 100, "optimizer.json", into="step-100")
+        ground.quiet(watch)
+        assert self.steps_of(ground, 100) == {100}
+
+    @pytest.mark.parametrize("is_told", [False, True])
+    def test_another_state_of_the_newest_path_at_its_step_replaces_the_sealed_one(
+        self, ground: Ground, is_told: bool
+    ) -> None:
+        watch = ground.watch("out/*" if not is_told else None)
+        for number in range(3):
+            path = self.save(ground, 100 + number, into="step-100")
+            if is_told:
+                watch.hear(str(path), 100, time.time())
+            watch.look(AT_REST)
+            assert ground.sealed == ["step-000000100"]
+            assert self.steps_of(ground, 100) == {100 + number}
+        assert [one["replaced"] for one in ground.told("sealed")] == [None, *["step-000000100"] * 2]
+        assert len(list((ground.abandoned / "replaced").iterdir())) == 1
+        assert prove_checkpoint(ground.checkpoints / "step-000000100").verdict == "proven"
+
+    def test_a_sealed_state_that_is_being_read_is_replaced_later(self, ground: Ground) -> None:
+        watch = ground.watch(None)
+        for number in (100, 101):
+            path = self.save(ground, number)
+            watch.hear(str(path), 100, time.time())
+            if number == 100:
+                watch.look()
+        with reading(ground.checkpoints / "step-000000100"):
+            watch.look()
+            assert self.steps_of(ground, 100) == {100}
+        watch.look()
+        assert self.steps_of(ground, 100) == {101}
+
+    def test_a_half_that_was_sealed_is_sealed_again_and_later_saves_get_the_time_of_its_pause(
+        self, ground: Ground
+    ) -> None:
+        watch = ground.watch("out/*")
+        self.save(ground, 100, "model.json", into="step-100", ago_s=109)
+        ground.quiet(watch)  # nobody knows better: a pause longer than any seen
+        assert ground.sealed == ["step-000000100"]
+        self.save(ground, 100, "optimizer.json", into="step-100", ago_s=100)
+        ground.quiet(watch)
+        assert len(list((ground.checkpoints / "step-000000100/files/step-100").iterdir())) == 2
+        assert ground.body(100)["external"]["pause_s"] == pytest.approx(9, abs=0.5)
+
+        again = ground.watch("out/*")  # a later launch knows it, too
+        self.save(ground, 200, "model.json", into="step-200", ago_s=50)
+        again.look()
+        ground.now += 2 * 10 + 1
+        again.look()
+        assert ground.sealed == ["step-000000100"]  # it has not all that the one before has
+        self.save(ground, 200, "optimizer.json", into="step-200", ago_s=40)
+        again.look()
+        ground.now += 2 * 10 + 1
+        again.look()
+        assert ground.sealed == ["step-000000100", "step-000000200"]
+
+    @pytest.mark.parametrize(
+        ("names", "end", "is_taken"),
+        [
+            (("model.json",), End(is_clean=True), True),
+            (("model.json",), End(alive_at=30.0), True),  # it trained on for half a minute
+            (("model.json",), End(alive_at=1.0), False),
+            (("model.json",), End(alive_at=30.0, was_saving=True), False),
+            (("model.json", "optimizer.json"), End(alive_at=1.0), True),  # all that the one before has
+        ],
+    )
+    def test_what_a_killed_trainer_leaves_is_taken_where_something_shows_that_it_is_whole(
+        self, ground: Ground, names: tuple[str, ...], end: End, is_taken: bool
+    ) -> None:
+        ground.watch("out/*").look(AT_REST)
+        self.save(ground, 100, into="step-100", ago_s=100)
+        ground.watch("out/*").look(AT_REST)
+        saved_at = time.time()
+        self.save(ground, 200, *names, into="step-200", ago_s=time.time() - saved_at)
+        watch = ground.watch("out/*")
+        watch.look(replace(end, alive_at=saved_at + end.alive_at))
+        assert (len(ground.sealed) == 2) == is_taken
+        assert bool(watch.unsure) != is_taken
+        assert bool(ground.told("refused")) != is_taken
+
+    def test_two_names_of_one_content_are_one_save_and_an_equal_number_is_no_step(
+        self, ground: Ground
+    ) -> None:
+        watch = ground.watch()
+        for name in ("step-100.pt", "last.ckpt"):
+            ground.save(name, b"one")
+        watch.look(AT_REST)
+        assert ground.sealed == ["step-000000100"]
+        assert ground.told("refused") == []
+        for name in ("run-7-a.pt", "run-7-b.pt"):
+            ground.save(name, name.encode())
+        watch.look(AT_REST)
+        assert [one["step"] for one in ground.told("sealed")] == [100, None, None]
+
+    def test_a_sealed_state_that_retention_removed_is_not_refused_at_each_look(self, ground: Ground) -> None:
+        for step in (10, 20):
+            self.save(ground, step, into=f"step-{step}", ago_s=100 - step)
+            ground.watch().look(AT_REST)
+        assert remove_checkpoint(ground.checkpoints / "step-000000010")
+        ground.words.clear()
+        (ground.out / "step-10").chmod(0o750)  # as a copy of the whole directory does
+        watch = ground.watch()
+        watch.look(AT_REST)
+        ground.quiet(watch)
+        assert ground.words == [("well", {})]
+
+
+def test_one_bad_neighbour_is_refused_alone_and_told_once(ground: Ground) -> None:
+    deep = ground.out / "step-2"
+    for _ in range(300):
+        deep.mkdir()
+        deep = deep / "d"
+    ground.save("step-1/x.pt", b"x")
+    (ground.out / "lost+found").mkdir()
+    watch = ground.watch("out/**/step-*")
+    with patch.object(os, "scandir", _refusing(ground.out / "lost+found", os.scandir)):
+        for _ in range(2):
+            watch.look(AT_REST)
+    assert ground.sealed == ["step-000000001"]
+    reasons = {Path(one["path"]).name: one["reason"] for one in ground.told("refused")}
+    assert "Permission" in reasons["lost+found"]
+    assert "64 folders" in reasons["step-2"]
+    assert len(ground.told("refused")) == len({one["path"] for one in ground.told("refused")})
+
+
+def _refusing(folder: Path, scandir: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Tests run as root, who may read everything."""
+
+    def scan(path: Any) -> Any:
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    return scan

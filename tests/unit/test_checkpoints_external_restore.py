@@ -18,7 +18,7 @@ from stoker.checkpoints.external.worker import main
 from stoker.kit.workers.child import Report
 from stoker.store.errors import DataError
 from stoker.store.record import new_id
-from support.outside import Ground, hf_files, write_tree
+from support.outside import AT_REST, Ground, hf_files, name_before, write_tree
 
 AT = "20261123T030000Z-0123abcd"
 
@@ -56,6 +56,7 @@ def task(ground: Ground, step: int | None, **changes: Any) -> dict[str, Any]:
         **{"verb": "restore", "directory": str(ground.root), "pattern": "out/*", "begun": 0.0},
         **{
             "state": str(ground.root / "state"),
+            "replaced": str(ground.abandoned / "replaced"),
             "checkpoints": str(ground.checkpoints),
             "history": [[0, None]],
             "run_id": "r1",
@@ -63,7 +64,7 @@ def task(ground: Ground, step: int | None, **changes: Any) -> dict[str, Any]:
         },
         "given_up": [str(one) for one in ground.abandoned.iterdir()],
         **{"sealed": sealed, "body": None if step is None else body_of(ground, step)},
-        **{"is_first": False, "origin": None, "keep": 3, "keep_bytes": 1 << 30},
+        **{"is_first": False, "origin": None, "unsure": [], "keep": 3, "keep_bytes": 1 << 30},
         **changes,
     }
 
@@ -76,25 +77,28 @@ def test_an_equal_path_is_left_alone_and_another_is_put_aside(ground: Ground) ->
     path = write_tree(ground.out / "checkpoint-5", {**hf_files(), "deep/x.bin": b"x"})
     (path / "optimizer.pt").chmod(0o755)
     before = look_at(path)
-    ground.watch().look(is_at_rest=True)
+    ground.watch().look(AT_REST)
     assert restored(ground, 5) == (path, False, None)
     assert look_at(path) == before
 
     write_tree(path, {"optimizer.pt": b"torn"})
     found = restored(ground, 5)
-    assert found == (path, True, ground.out / f"checkpoint-5.before-{AT}")
+    assert found == (path, True, ground.out / f".stoker-before-{AT}-checkpoint-5")
     assert found.aside is not None
     assert (found.aside / "optimizer.pt").read_bytes() == b"torn"
     assert look_at(path).mark == before.mark  # also the times: it is known, and not sealed again
     assert files_below(path) == {**hf_files(), "deep/x.bin": b"x"}
     assert (path / "optimizer.pt").stat().st_mode & 0o777 == 0o755
-    assert sorted(one.name for one in ground.out.iterdir()) == ["checkpoint-5", f"checkpoint-5.before-{AT}"]
+    assert sorted(one.name for one in ground.out.iterdir()) == [
+        f".stoker-before-{AT}-checkpoint-5",
+        "checkpoint-5",
+    ]
 
 
 @pytest.mark.parametrize("how", ["missing", "extra file", "a link", "a file in its place", "no parent"])
 def test_whatever_is_at_the_path_it_becomes_the_sealed_state(ground: Ground, how: str) -> None:
     path = write_tree(ground.out / "checkpoint-5", hf_files())
-    ground.watch().look(is_at_rest=True)
+    ground.watch().look(AT_REST)
     match how:
         case "extra file":
             write_tree(path, {"pytorch_model.bin": b"of another save"})
@@ -113,7 +117,7 @@ def test_whatever_is_at_the_path_it_becomes_the_sealed_state(ground: Ground, how
 
 def test_a_sealed_copy_that_rots_meanwhile_is_never_restored(ground: Ground) -> None:
     path = ground.save("ckpt.pt", b"state")
-    ground.watch().look(is_at_rest=True)
+    ground.watch().look(AT_REST)
     copy = ground.checkpoints / "step-000000000" / "files" / "ckpt.pt"
     copy.write_bytes(copy.read_bytes()[::-1])
     path.write_bytes(b"newer")
@@ -129,7 +133,7 @@ def test_a_restoration_survives_every_crash() -> None:
     def prepare(root: Path) -> None:
         ground = Ground(root)
         path = write_tree(ground.out / "checkpoint-5", good)
-        ground.watch().look(is_at_rest=True)
+        ground.watch().look(AT_REST)
         restoring.remove_durably(path)
         write_tree(path, old)
 
@@ -140,7 +144,7 @@ def test_a_restoration_survives_every_crash() -> None:
         out = Ground(root).out
         there = {one.name: files_below(one) for one in out.iterdir()}
         # Recovery, as the next start: the path is right, what lay there is kept, no temporary is left.
-        assert there == {"checkpoint-5": good, f"checkpoint-5.before-{AT}": old}
+        assert there == {"checkpoint-5": good, f".stoker-before-{AT}-checkpoint-5": old}
 
     def recover(root: Path) -> None:
         path = Ground(root).out / "checkpoint-5"
@@ -155,7 +159,7 @@ def test_newer_half_and_given_up_states_are_put_aside_and_no_others(ground: Grou
     for step in (10, 20, 30):
         ground.save(f"step-{step}.pt", b"%d" % step)
     ground.save("best.pt", b"best")
-    ground.watch().look(is_at_rest=True)
+    ground.watch().look(AT_REST)
     ground.save("unsealed.pt", b"whole")
     (ground.out / "last.pt").write_bytes(ground.save("last.pt", b"x" * 1000).read_bytes()[:-5])
     (ground.out / "step-5.pt").write_bytes(b"PK\x03\x04 half, and older")
@@ -166,10 +170,10 @@ def test_newer_half_and_given_up_states_are_put_aside_and_no_others(ground: Grou
 
     found = main(task(ground, 20), report)
     assert found["status"] == "equal"
-    assert sorted(Path(one).name.partition(".before-")[0] for one in found["aside"]) == [
+    assert sorted(name_before(Path(one).name) for one in found["aside"]) == [
         *("best.pt", "last.pt", "step-30.pt"),
     ]
-    left = sorted(one.name for one in ground.out.iterdir() if ".before-" not in one.name)
+    left = sorted(one.name for one in ground.out.iterdir() if ".stoker-before-" not in one.name)
     assert left == ["step-10.pt", "step-20.pt", "step-5.pt", "unsealed.pt"]
     # At the beginning nothing may be resumed from.
     assert len(main(task(ground, None), report)["aside"]) == 4
@@ -177,19 +181,19 @@ def test_newer_half_and_given_up_states_are_put_aside_and_no_others(ground: Grou
 
 def test_what_is_put_aside_is_kept_within_a_budget(ground: Ground, report: Report) -> None:
     ground.save("step-10.pt", b"10")
-    ground.watch().look(is_at_rest=True)
+    ground.watch().look(AT_REST)
     dropped = []
     for number in range(5):
         write_tree(ground.out / "step-20.pt", {"x": b"%d" % number})
         at = f"2026112{number}T000000Z-00000000"
         dropped += main(task(ground, 10, at=at), report)["dropped"]
     assert [Path(one).name for one in dropped] == [
-        f"step-20.pt.before-2026112{number}T000000Z-00000000" for number in (0,)
+        f".stoker-before-2026112{number}T000000Z-00000000-step-20.pt" for number in (0,)
     ]
     ours = ground.out / "step-20.pt.before-yesterday"
     ours.mkdir()  # the user's own, which the glob matches
     last = Path(main(task(ground, 10, keep=0), report)["aside"][0]).name  # never at once
-    assert sorted(one.name for one in ground.out.iterdir()) == ["step-10.pt", last]
+    assert sorted(one.name for one in ground.out.iterdir()) == [last, "step-10.pt"]
 
 
 def test_a_run_does_not_begin_on_another_runs_checkpoints(ground: Ground, report: Report) -> None:
@@ -208,10 +212,10 @@ def test_beside_init_from_newer_ones_are_put_aside_and_nothing_of_before_the_run
     assert main(task(ground, None, **first), report)["status"] == "none"
     assert len(list(ground.out.iterdir())) == 6
     watch = ground.watch()
-    watch.seal(look_at(Path(origin)), 20)
+    watch.seal_origin(Path(origin))
     main(task(ground, 20, **first), report)
     assert main(task(ground, 20, **{**first, "is_first": False}), report)["dropped"] == []
-    left = sorted(one.name.partition(".before-")[0] for one in ground.out.iterdir())
+    left = sorted(name_before(one.name) for one in ground.out.iterdir())
     assert left == [f"step-{step}.pt" for step in (10, 20, 30, 40, 50, 60)]
     assert (ground.out / "step-10.pt").exists()
 
@@ -222,10 +226,10 @@ def test_a_glob_over_stokers_own_directory_takes_and_moves_nothing_of_it(
     for step in (10, 20):
         ground.save(f"step-{step}.pt", b"%d" % step)
     pattern = "**/*-*"  # also state/checkpoints/step-000000010, and files/step-10.pt in it
-    ground.watch(pattern).look(is_at_rest=True)
+    ground.watch(pattern).look(AT_REST)
     assert ground.sealed == ["step-000000010", "step-000000020"]
     assert ground.told("refused") == []
     before = files_below(ground.root / "state")
     found = main(task(ground, 10, pattern=pattern), report)
-    assert [Path(one).name.partition(".before-")[0] for one in found["aside"]] == ["step-20.pt"]
+    assert [name_before(Path(one).name) for one in found["aside"]] == ["step-20.pt"]
     assert files_below(ground.root / "state") == before

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from stoker.store.record import read_record
+from stoker.supervise.actions import WatchSaves
 from stoker.supervise.health.trainer_protocol import Told
 from stokerd.supervision.jobs.external import ExternalCheckpoints
 from support.foreign import make_foreign
@@ -29,8 +30,8 @@ def test_a_word_is_kept_until_its_own_answer_comes_though_the_path_is_told_again
 
     external.look([Told("ckpt.pt", 15, 1.0)])
     external.look([Told("ckpt.pt", 20, 2.0), Told("best.pt", 18, 1.5)])
-    external._hear({"kind": "taken", "told": ["ckpt.pt", 15, 1.0]})
+    external._hear({"kind": "taken", "told": ["ckpt.pt", 15, 1.0]}, WatchSaves())
     assert kept() == ([["ckpt.pt", 20], ["best.pt", 18]], [2.0, 1.5])
     again = ExternalCheckpoints(cast(Any, run))
-    again._hear({"kind": "taken", "told": ["ckpt.pt", 20, 2.0]})
+    again._hear({"kind": "taken", "told": ["ckpt.pt", 20, 2.0]}, WatchSaves())
     assert kept() == ([["best.pt", 18]], [1.5])

@@ -31,7 +31,7 @@ class Followed:
         self.layout.create()
         self.told: list[dict[str, Any]] = []
         events = SimpleNamespace(record=lambda word, **more: self.told.append({"event": word, **more}))
-        monkeypatch.setattr(trainer_output, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        monkeypatch.setattr(trainer_output, "time", SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 0.0))
         self.output = TrainerOutput(
             cast(Any, SimpleNamespace(pipeline=pipeline, layout=self.layout, events=events)), LAUNCH
         )

@@ -43,7 +43,10 @@ def test_with_the_whole_protocol_only_the_command_is_another(tmp_path: Path) -> 
 def test_a_trainer_of_the_users_own_gets_its_own_path_of_the_checkpoint(tmp_path: Path) -> None:
     text = OWN + '  external: {directory: work, resume: ["--from={path}", "{step}", "{path}/{step}"]}\n'
     it = started(
-        load_text(tmp_path, text), 7, resumes_from={"external": {"path": "out/{step}.pt"}}, micro_batch=4
+        load_text(tmp_path, text),
+        7,
+        resumes_from={"step": 7, "external": {"path": "out/{step}.pt"}},
+        micro_batch=4,
     )
     path = str(tmp_path / "work/out/{step}.pt")
     assert it.command == ("python", "train.py", f"--from={path}", "7", f"{path}/7")

@@ -38,6 +38,8 @@ class Counted:
     trained_tokens: int = 0
     nonfinite: int = 0
     unsaved: tuple[int, int, str] = (0, -1, "")  # timeline and step where a checkpoint failed last, and why
+    saves_refused: int = 0  # the newest ones of a trainer of the user's own, in a row
+    save_refused: str = ""  # the path of the last of them, and why
     last_step_at: float | None = None  # Unix time
 
 

@@ -15,6 +15,8 @@ from stoker.supervise.health.trainer_protocol import STEPPING
 from stoker.supervise.state import Phase, RunState
 from stokerd.supervision.run import Run
 
+REFUSED_REMEDY = "a crash would cost it: docs/trainers.md says what a checkpoint must be"
+
 
 def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = None) -> dict[str, Any]:
     """Returns the run as it is now; steps and losses are the last words of a trainer that runs, else the
@@ -43,6 +45,9 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
     has_plan = not run.is_foreign
     timeline, failed_step, why_unsaved = run.counted.unsaved
     is_unsaved = timeline == accounts.timeline and failed_step > (newest.step if newest else -1)
+    trouble = f"the checkpoint at step {failed_step} failed: {why_unsaved}" if is_unsaved else None
+    if run.counted.saves_refused:
+        trouble = f"the newest save is not sealed: {run.counted.save_refused}; {REFUSED_REMEDY}"
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
     windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
@@ -71,7 +76,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "trainer_pid": live.pid if live else None,
         "next_launch_s": _next_launch_s(run.state, time.monotonic()),
         "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
-        "trouble": f"the checkpoint at step {failed_step} failed: {why_unsaved}" if is_unsaved else None,
+        "trouble": trouble,
         "mirror": run.mirror and run.mirror.status(copying),
         "plan_entries": len(plan.entries) if has_plan else None,
         "plan_windows": plan.windows if has_plan else None,

@@ -74,6 +74,11 @@ FIGURES = (
     Figure("train_hook_runs_total", "Ends of on_checkpoint.", "figures.hooks.*", {"result": RESULTS}),
     Figure("train_checkpoint_step", "Step of the newest proven checkpoint.", "figures.proven_step"),
     Figure("train_checkpoint_timestamp_seconds", "When it was sealed.", "figures.sealed_at"),
+    Figure(
+        "train_saves_refused",
+        "Newest saves of a trainer of your own that were not sealed, in a row.",
+        "figures.saves_refused",
+    ),
     Figure("checkpoint_mirror_enabled", "1 where checkpoints are mirrored.", "figures.has_mirror"),
     Figure("checkpoint_mirror_up", "1 while the mirror can be used.", "figures.mirror_up"),
     Figure("checkpoint_mirrored_step", "Step of the newest checkpoint on the mirror.", "mirror.step"),

@@ -62,6 +62,13 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def known_step(body: Mapping[str, Any]) -> int | None:
+    """Returns the step of a checkpoint.json; None where it is a trainer's own of which nobody knows it."""
+    external = body.get("external")
+    step = external.get("step", body["step"]) if isinstance(external, dict) else body["step"]
+    return None if step is None else int(step)
+
+
 def step_of(name: str) -> int | None:
     """Returns the step in a directory name (a mirrored copy's suffix is allowed), or None."""
     match = _NAME.match(name)

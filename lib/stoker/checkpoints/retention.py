@@ -64,14 +64,21 @@ def remove_checkpoint(path: Path) -> bool:
     if not is_directory:
         unlink_durably(path)
         return True
+    remove_durably(condemned)
+    if not move_checkpoint(path, condemned):
+        return False
+    remove_durably(condemned)
+    return True
+
+
+def move_checkpoint(path: Path, target: Path) -> bool:
+    """Renames a checkpoint durably; returns False and changes nothing while a reader holds it."""
     with storage_errors("open", path), opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         try:
             _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        remove_durably(condemned)
-        move_durably(path, condemned)
-    remove_durably(condemned)
+        move_durably(path, target)
     return True
 
 

@@ -39,6 +39,7 @@ from stoker.checkpoints.format import (
     write_sums,
 )
 from stoker.checkpoints.proof import prove_checkpoint
+from stoker.checkpoints.retention import move_checkpoint
 from stoker.store.direct import (
     CHUNK,
     DirectReader,
@@ -48,8 +49,8 @@ from stoker.store.direct import (
     hash_opened,
     insist_on_room,
 )
-from stoker.store.errors import FULL, DataError, storage_errors
-from stoker.store.files import inside, make_dir, opened, publish_dir, remove_tree
+from stoker.store.errors import FULL, DataError, Transient, storage_errors
+from stoker.store.files import fsync_tree, inside, make_dir, opened, publish_dir, remove_tree
 
 FILE_BYTES = 1 << 30  # a limit on files, so that they can be hashed in parallel
 SPARE_BYTES = 64 << 20  # that a copy leaves free, for the records of the daemons
@@ -87,10 +88,15 @@ class CheckpointWriter:
         make_dir(path.parent)
         self._files[name] = copy_hashed(source, path, size, progress)
 
-    def seal(self, body: Mapping[str, Any]) -> Path:
+    @property
+    def listed(self) -> dict[str, dict[str, Any]]:
+        """The files as checkpoint.json lists them."""
+        return {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in self._files.items()}
+
+    def seal(self, body: Mapping[str, Any], *, replaces: tuple[Path, Path] | None = None) -> Path:
         """Writes checkpoint.json and SHA256SUMS and renames the checkpoint to its final name.
 
-        Returns its path.
+        Returns its path. `replaces` is a checkpoint of the same step and where it is moved, just before.
 
         If a proven equal checkpoint has the name, the new checkpoint is dropped; any other checkpoint raises
         DataError.
@@ -103,6 +109,11 @@ class CheckpointWriter:
         sums = {name: entry.sha256 for name, entry in self._files.items()}
         sums[BODY] = self._write(BODY, [data]).sha256
         self._write(SUMS, [write_sums(sums)])
+        if replaces is not None and replaces[0].exists():
+            fsync_tree(self._temporary)
+            make_dir(replaces[1].parent)
+            if not move_checkpoint(*replaces):  # after a crash from here on its path is sealed again
+                raise Transient(f"{replaces[0]} is being read; it is replaced later")
         try:
             publish_dir(self._temporary, self.target)
         except OSError as error:

@@ -278,7 +278,7 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
     alone = "is about a trainer of your own, and train.command names none; name it there, or remove this"
     yield external is not None and train.command is None, "train.external", alone
     if external is not None and external.protocol == "full":
-        for key in ("step", "checkpoints", "resume"):
+        for key in ("step", "checkpoints", "quiet", "resume"):
             of_client = "means nothing for protocol: full, by which the trainer tells it; remove it"
             yield key in external.model_fields_set, f"train.external.{key}", of_client
     if (foreign := train.foreign) is None:

@@ -32,6 +32,7 @@ class Trainer:
     is_hung: bool = False
     tells_steps: bool = False
     read_as: str = ""  # of whose form the steps in its output are
+    read_at: tuple[float, float] | None = None  # when the output had changed last, and was read; Unix times
     # Seconds of the steps and of the saves that the last words ended.
     steps_s: tuple[float, ...] = ()
     saves_s: tuple[float, ...] = ()

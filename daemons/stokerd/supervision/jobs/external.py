@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from stoker.checkpoints.external.watch import MOST_HEARD, Heard
+from stoker.checkpoints.external.heard import Heard, HeardSteps
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, checkpoint_name
 from stoker.checkpoints.quarantine import quarantined
 from stoker.kit.events import Alerts
@@ -22,16 +21,16 @@ from stoker.kit.workers.pool import Activity, WorkerPool
 from stoker.store.errors import ConfigError, DataError, StorageError, Transient
 from stoker.store.record import new_id, read_or_set_aside, write_record
 from stoker.supervise import actions as do
+from stoker.supervise.external.last_step import last_step
 from stoker.supervise.external.program import working_directory
 from stoker.supervise.health.trainer_protocol import Told
-from stoker.supervise.run.launch_record import config_digest
+from stoker.supervise.run.launch_record import config_digest, read_launches
 from stoker.supervise.run.memorization import read_tail
 from stoker.supervise.run.record import RunRecord
 from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
 
 LOOK_S = 2.0  # between two looks at a running trainer's files
-QUIET_S = 5.0  # without a change, after which a save is over
 TELL_S = 1.0  # between two words to the worker about the trainer's step
 AGAIN_S = 10.0  # before a job that failed is tried again
 COMPLAINT_S = 600.0
@@ -53,7 +52,9 @@ class ExternalCheckpoints:
         times = (kept or {}).get("at") or [time.time()] * len(told)  # an older version kept none
         self._told = {path: Told(path, step, at) for (path, step), at in zip(told, times, strict=False)}
         self._retry_at = self._tell_at = 0.0
-        self._heard = deque(self._logged(), MOST_HEARD)  # what the trainer told; the worker knows it, too
+        self._heard = HeardSteps(self._logged())  # what the trainer told; the worker knows it, too
+        self._was_saving = False  # as the worker knows it
+        self._unsure: list[str] = []  # paths that the last trainer may have left half
 
     @property
     def jobs(self) -> dict[str, do.Job]:
@@ -89,7 +90,7 @@ class ExternalCheckpoints:
             self._note({**self._told, **new})
         for job, messages, end in self._pool.hear():
             for message in messages:
-                self._hear(message)
+                self._hear(message, job.facts)
             if end is not None:
                 self._ended(job.facts, end)
         if self.run.state.live is not None:
@@ -120,6 +121,9 @@ class ExternalCheckpoints:
         elif isinstance(job.facts, do.WatchSaves) and not job.abandoned:
             if heard is not None:
                 job.worker.send({"heard": heard})
+            if self._is_saving != self._was_saving:
+                self._was_saving = self._is_saving
+                job.worker.send({"is_saving": self._was_saving})
             for one in told.values():
                 job.worker.send({"told": one})
 
@@ -127,12 +131,13 @@ class ExternalCheckpoints:
         run, layout, record = self.run, self.run.layout, self.run.store.record
         assert self._foreign is not None
         given_up = [*quarantined(run.pipeline.layout.quarantine), *layout.abandoned.iterdir()]
-        task = {
+        task: dict[str, Any] = {
             "verb": job.kind,
             "directory": str(working_directory(run.pipeline)),
             "pattern": self._foreign.checkpoints,
             "checkpoints": str(layout.checkpoints),
             "given_up": list(map(str, given_up)),
+            "replaced": str(layout.abandoned / "replaced"),
             "history": run.accounts.history(),
             "state": str(run.pipeline.state),
             "begun": datetime.fromisoformat(record.identity.created).timestamp() if record else 0.0,
@@ -140,17 +145,46 @@ class ExternalCheckpoints:
         if isinstance(job, do.RestoreSave) or record is None:
             return task | self._to_restore(record)
         self._hear_steps(time.monotonic(), is_due=True)
-        trainer = run.state.trainer
-        return task | {
+        trainer, self._was_saving = run.state.trainer, self._is_saving
+        task |= {
             "launch": trainer.launch.launch if trainer is not None else new_id(),
             "body": self._body(record),
             "logs": {PLAN_COPY: str(layout.plan), TIMELINES_COPY: str(layout.timelines)},
-            "heard": list(self._heard),
             "told": list(self._told.values()),
             "look_s": LOOK_S,
-            "quiet_s": QUIET_S,
+            "quiet_s": self._foreign.quiet,
+            "is_saving": self._was_saving,
             "origin": job.origin if isinstance(job, do.SealSaves) else None,
         }
+        if isinstance(job, do.SealSaves):
+            task["end"] = self._end()
+        return task | {"heard": list(self._heard)}
+
+    def _end(self) -> dict[str, Any]:
+        """Returns what is known of the end of the last launch; hears its last step where nobody has."""
+        run, trainer, alive_at = self.run, self.run.state.trainer, 0.0
+        launches = read_launches(run.layout.launches)[0]
+        if launches:
+            output = run.layout.output(launches[-1].launch)
+            with contextlib.suppress(OSError):
+                alive_at = output.stat().st_mtime
+            if (
+                trainer is None
+                and self._foreign
+                and (step := last_step(output, self._foreign.step)) is not None
+            ):
+                self._heard.append((alive_at, time.time(), {"step": step}))
+        return {
+            "is_clean": run.state.exit is not None and run.state.exit.is_clean,
+            "was_saving": self._is_saving,
+            "alive_at": max(alive_at, self._heard.newest[1] if trainer and self._heard.newest else 0.0),
+        }
+
+    @property
+    def _is_saving(self) -> bool:
+        """Whether the trainer says that it saves."""
+        trainer = self.run.state.trainer
+        return trainer is not None and trainer.view.phase == "checkpoint"
 
     def _to_restore(self, record: RunRecord | None) -> dict[str, Any]:
         run, budget, origin = self.run, self.run.pipeline.quarantine, self.run.pipeline.train.init_from
@@ -162,6 +196,7 @@ class ExternalCheckpoints:
             "at": new_id(),
             "is_first": self._is_first(record),
             "origin": None if origin is None else str(origin),
+            "unsure": self._unsure,
             "keep": budget.keep_checkpoints,
             "keep_bytes": budget.keep_bytes,
         }
@@ -183,33 +218,43 @@ class ExternalCheckpoints:
         }
 
     def _hear_steps(self, now: float, *, is_due: bool) -> Heard | None:
-        """Notes what the trainer told last, and returns it where it is new and due."""
+        """Notes the newest step that the trainer told and since when; returns it where it is due."""
         trainer = self.run.state.trainer
         if trainer is None or trainer.view.step is None or (now < self._tell_at and not is_due):
             return None
         told = {name: value for name in FIELDS if (value := getattr(trainer.view, name)) is not None}
-        if self._heard and self._heard[-1][1] == told:
+        since = until = time.time()
+        if trainer.is_read and trainer.read_at is not None:
+            since, until = trainer.read_at[0], max(trainer.read_at)
+        if self._heard.newest and self._heard.newest[1] >= until:
             return None
         self._tell_at = now + TELL_S
-        self._heard.append((time.time(), told))
-        return self._heard[-1]
+        self._heard.append((since, until, told))
+        return self._heard.newest
 
     def _logged(self) -> Iterator[Heard]:
-        """Yields what an earlier supervisor wrote to the training log."""
+        """Yields what an earlier supervisor wrote to the training log, whose times are whole seconds."""
         for row in read_tail(self.run.layout.metrics) if self._foreign else ():
             told = {name: row[name] for name in FIELDS if row.get(name) is not None}
             with contextlib.suppress(ValueError, TypeError):
                 if isinstance(told.get("step"), int):
-                    yield datetime.fromisoformat(row["time"]).timestamp(), told
+                    at = datetime.fromisoformat(row["time"]).timestamp() + 1.0
+                    yield at, at, told
 
     # Results
 
-    def _hear(self, said: Mapping[str, Any]) -> None:
+    def _hear(self, said: Mapping[str, Any], job: do.ExternalJob) -> None:
         run, words = self.run, {key: value for key, value in said.items() if key != "kind"}
         match said["kind"]:
             case "sealed":
+                if words["replaced"]:
+                    run.checkpoints.forget(words["replaced"])
+                run.counted.saves_refused = 0
                 run.events.record("checkpoint_sealed", **words)
             case "refused":
+                if words.pop("is_newest") and isinstance(job, do.WatchSaves):
+                    run.counted.saves_refused += 1
+                    run.counted.save_refused = f"{words['path']}: {words['reason']}"
                 run.events.record("checkpoint_refused", **words)
             case "taken":
                 self._note({path: one for path, one in self._told.items() if [*one] != words["told"]})
@@ -232,6 +277,7 @@ class ExternalCheckpoints:
         elif isinstance(job, do.SealSaves):
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(is_looked=True)
+            self._unsure = result["unsure"]
             if result["sealed"]:  # proven before the launch from it, also where another was chosen already
                 run.change(is_settled=False, resume=checkpoint_name(result["sealed"][-1]))
             self._note({})  # what is not sealed now never will be
@@ -249,7 +295,8 @@ class ExternalCheckpoints:
         elif result["aside"]:
             run.events.record("external_set_aside", **words)
         run.change(is_restored=True)
-        self._heard.clear()  # of the launch before, which may have been further
+        run.counted.saves_refused = 0
+        self._heard = HeardSteps()  # of the launch before, which may have been further
 
     def _failed(self, job: do.ExternalJob, reason: str, code: int | None = None) -> None:
         """Tells why the trainer's directories cannot be used now; the job is tried again without limit."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stoker.store.record import utc_now
+from stoker.supervise.external.last_step import EXPRESSION_S
 from stoker.supervise.external.patterns import Read, Reader, words
 from stoker.supervise.external.rows import Rows
 from stoker.supervise.external.tail import Tail, TooSlowError, cpu_limit
@@ -17,7 +19,7 @@ from stokerd.supervision.run import Run
 
 LOOK_S = 1.0  # between two looks at the output
 UNREAD_S = 600.0  # without a step, before an operator is told
-EXPRESSION_S = 0.5  # CPU time for an operator's expression at a look
+
 REMEDY = (
     "so a hang shows only as processes that do nothing, and no loss is known. Write a regular expression "
     "with a group `step` as train.external.step, or use the client (docs/trainers.md)"
@@ -44,11 +46,13 @@ class TrainerOutput:
         reader = self._reader if now >= self._look_at or is_last else None
         if trainer.is_read and reader is not None:
             self._look_at = now + LOOK_S
-            moved, read = reader.moved, self._read(reader, is_last=is_last)
+            moved, read_at = reader.moved, time.time()  # before it is read: no line of later is known
+            read = self._read(reader, is_last=is_last)
             told = [words(one, self._launch.launch) for one in read]
             datagrams = [*datagrams, *told]
             has_moved = reader.moved > moved
             trainer = trainer.after_output(told, now, has_moved=has_moved, read_as=reader.kind)
+            trainer = replace(trainer, read_at=(self._tail.changed_at, read_at))
             if trainer.view.step is None and now >= self._unread_at:
                 minutes = UNREAD_S / 60
                 self._tell_unread(f"step: {self._pattern} read nothing for {minutes:.0f} minutes, {REMEDY}")

@@ -1,28 +1,27 @@
 """Finds the checkpoints of a trainer of the user's own, and looks at them without following links.
 
-Names that Stoker gives in the trainer's directories, and never takes for a checkpoint:
-    <name>.before-<id>      what lay at a path before the path was restored
-    .tmp-stoker-<run id>    a restoration at work
+A match or a folder that cannot be used is refused alone: the others are found all the same.
 """
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from stoker.checkpoints.external.names import MOST_NAME_BYTES, put_aside_at
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 
 MOST_FILES = 10_000  # of a checkpoint, and matches of a glob
-AFTER_STEP = re.compile(r"step[=_-]?(\d{1,18})(?!\d)", re.IGNORECASE)
-ASIDE = re.compile(r".+\.before-\d{8}T\d{6}Z-[0-9a-f]{8}", re.DOTALL)
-_NO_STEP = re.compile(r"\d+\.\d+|epoch[=_-]?\d+", re.IGNORECASE)
+MOST_DEPTH = 64  # folders within each other
+OF_ONE_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)  # no fault of the disk's
 _MAGIC = re.compile(r"[*?[]")
 _UNFINISHED = "*incomplete*"  # HF's Trainer keeps such a file inside until the checkpoint is whole
 
@@ -68,46 +67,69 @@ class Outside:
         return hashlib.sha256(canonical_json(listed)).hexdigest()
 
 
-def expand(directory: Path, pattern: str) -> tuple[list[Path], list[Path]]:
-    """Returns the paths that match a glob below `directory`, and the symbolic links among them, passed over.
+@dataclass
+class Matches:
+    """What a glob finds: paths, the symbolic links among them, and why what it passes cannot be used."""
+
+    paths: dict[Path, None] = field(default_factory=dict)  # in order
+    links: dict[Path, None] = field(default_factory=dict)
+    refused: dict[Path, str] = field(default_factory=dict)
+
+
+def expand(directory: Path, pattern: str) -> Matches:
+    """Returns what matches a glob below `directory`; links are passed over.
 
     The leading names without `*`, `?` and `[` are the user's own and may be links. `**` is any number of
     directories. A leading dot is matched only by a dot. Raises Refused for more than MOST_FILES matches,
-    OSError where a directory cannot be read.
+    OSError where the disk fails or the directory of the leading names cannot be read.
     """
     parts = PurePosixPath(pattern).parts
     fixed = next((n for n, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
     fixed = min(fixed, len(parts) - 1)
-    found, links = dict[Path, None](), dict[Path, None]()
-    for path, is_link in _below(directory.joinpath(*parts[:fixed]), parts[fixed:]):
-        (links if is_link else found)[path] = None
-        if len(found) > MOST_FILES:
-            raise Refused(f"{pattern} matches more than {MOST_FILES:,} paths; name the checkpoints alone")
-    return list(found), list(links)
+    found, folder = Matches(), directory.joinpath(*parts[:fixed])
+    _find(folder, parts[fixed:], found, 0)
+    if (why := found.refused.get(folder)) is not None:
+        raise PermissionError(errno.EACCES, why, str(folder))
+    if len(found.paths) > MOST_FILES:
+        raise Refused(f"{pattern} matches more than {MOST_FILES:,} paths; name the checkpoints alone")
+    return found
 
 
-def _below(folder: Path, parts: Sequence[str]) -> Iterator[tuple[Path, bool]]:
+def _find(folder: Path, parts: Sequence[str], found: Matches, depth: int) -> None:
+    if len(found.paths) > MOST_FILES:
+        return
+    if depth > MOST_DEPTH:
+        found.refused[folder] = f"more than {MOST_DEPTH} folders lie within each other"
+        return
     head, rest = parts[0], parts[1:]
     if head == "**":
-        yield from _below(folder, rest)
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
+        _find(folder, rest, found, depth)
+    for entry in _entries(folder, found):
         path, is_folder = folder / entry.name, entry.is_dir(follow_symlinks=False)
         if entry.name.startswith(".") and not head.startswith("."):
             continue
         if head == "**":
             if is_folder:
-                yield from _below(path, parts)
-        elif fnmatch.fnmatchcase(entry.name, head) and not ASIDE.fullmatch(entry.name):
+                _find(path, parts, found, depth + 1)
+        elif fnmatch.fnmatchcase(entry.name, head) and put_aside_at(entry.name) is None:
             if entry.is_symlink():
-                yield path, True
+                found.links[path] = None
             elif not rest:
-                yield path, False
+                found.paths[path] = None
             elif is_folder:
-                yield from _below(path, rest)
+                _find(path, rest, found, depth + 1)
+
+
+def _entries(folder: Path, found: Matches) -> list[os.DirEntry[str]]:
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        if error.errno not in OF_ONE_PATH:
+            raise
+        found.refused[folder] = f"it cannot be read: {error.strerror}"
+        return []
 
 
 def look_at(path: Path) -> Outside:
@@ -120,7 +142,7 @@ def look_at(path: Path) -> Outside:
     found = os.lstat(path)
     files: dict[str, FileState] = {}
     if stat.S_ISDIR(found.st_mode):
-        is_unfinished = _walk(path, path.name, files)
+        is_unfinished = _walk(path, path.name, files, MOST_DEPTH)
         if not files:
             raise Refused(f"{path} is an empty directory")
     else:
@@ -129,13 +151,15 @@ def look_at(path: Path) -> Outside:
     return Outside(path, files, is_unfinished)
 
 
-def _walk(folder: Path, name: str, files: dict[str, FileState]) -> bool:
+def _walk(folder: Path, name: str, files: dict[str, FileState], depth: int) -> bool:
+    if not depth:
+        raise Refused(f"{shown(folder)} lies in more than {MOST_DEPTH} folders within each other")
     is_unfinished = False
     for entry in os.scandir(folder):
         below, path = f"{name}/{entry.name}", folder / entry.name
         is_unfinished |= fnmatch.fnmatchcase(entry.name, _UNFINISHED)
         if entry.is_dir(follow_symlinks=False):
-            is_unfinished |= _walk(path, below, files)
+            is_unfinished |= _walk(path, below, files, depth - 1)
         else:
             _take(path, below, entry.stat(follow_symlinks=False), files)
         if len(files) > MOST_FILES:
@@ -154,31 +178,13 @@ def _take(path: Path, name: str, found: os.stat_result, files: dict[str, FileSta
 
 def _require_plain(path: Path) -> None:
     name = path.name
-    if "\\" in name or not name.isprintable() or len(name.encode("utf-8", "surrogateescape")) > 255:
+    if "\\" in name or not name.isprintable() or len(os.fsencode(name)) > MOST_NAME_BYTES:
         raise Refused(f"{shown(path)} has a name that `sha256sum -c` cannot read; give it a plain one")
 
 
 def shown(path: Path) -> str:
     """Returns a path for messages, with what is no text escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace").replace("\n", "\\n")
-
-
-def step_in(name: str) -> int | None:
-    """Returns the step in a checkpoint's name: the number after "step", else the last whole number.
-
-    The number after "epoch" is none.
-    """
-    if found := AFTER_STEP.findall(name):
-        return int(found[-1])
-    numbers = re.findall(r"\d+", _NO_STEP.sub("", name))
-    return int(numbers[-1]) if numbers and len(numbers[-1]) <= 18 else None
-
-
-def words_of(one: Outside, directory: Path, launch: str) -> dict[str, object]:
-    """Returns `external` of checkpoint.json: where the checkpoint was, and what a restoration puts back."""
-    path = one.path.relative_to(directory) if one.path.is_relative_to(directory) else one.path
-    files = {name: [found.mtime_ns, found.mode] for name, found in one.files.items()}
-    return {"path": str(path), "kind": one.kind, "launch": launch, "mark": one.mark, "files": files}
 
 
 def path_of(body: Mapping[str, object], directory: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """Restores a sealed checkpoint to the path that its trainer reads, while no trainer runs.
 
-Order: a whole copy under a temporary name, durable; what lies at the path renamed to `<name>.before-<id>`;
-the copy renamed to the path. After a crash the next restoration finds the path right, or does it again.
+Order: a whole copy under a temporary name, durable; what lies at the path put aside (`names.aside_of`); the
+copy renamed to the path. After a crash the next restoration finds the path right, or does it again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker.checkpoints.external.find import ASIDE, Refused, look_at, path_of
+from stoker.checkpoints.external.find import Refused, look_at, path_of
+from stoker.checkpoints.external.names import aside_of, put_aside_at
 from stoker.checkpoints.format import FILES, folders_of
 from stoker.checkpoints.retention import reading
 from stoker.checkpoints.seal import copy_hashed
@@ -65,8 +66,8 @@ def restore(
 
 
 def put_aside(path: Path, at: str) -> Path:
-    """Renames a file or directory of the trainer's to `<name>.before-<at>` and returns its new path."""
-    aside = path.with_name(f"{path.name}.before-{at}")
+    """Renames a file or directory of the trainer's to one that no trainer takes; returns its new path."""
+    aside = aside_of(path, at)
     move_durably(path, aside)
     return aside
 
@@ -79,14 +80,16 @@ def drop_asides(
     What was put aside just now (`but`) stays in any case, and what is older than the run, which `begun` at
     that Unix time and has not made it.
     """
-    there = {folder for folder in folders if folder.is_dir()}
-    asides = [Path(entry.path) for folder in there for entry in os.scandir(folder)]
-    ours = [
-        path
-        for path in asides
-        if ASIDE.fullmatch(path.name) and path not in but and path.lstat().st_mtime >= begun
-    ]
-    return drop_first(sorted(ours, key=lambda path: path.name[-25:]), keep=keep, keep_bytes=keep_bytes)
+    ours = list[tuple[str, Path]]()
+    for folder in {folder for folder in folders if folder.is_dir()}:
+        for entry in os.scandir(folder):
+            at, path = put_aside_at(entry.name), Path(entry.path)
+            if at is None or path in but or path.lstat().st_mtime < begun:
+                continue
+            if not entry.name.startswith("."):  # a name of before, which transformers 4 takes for its newest
+                move_durably(path, path := aside_of(path.with_name(entry.name.rpartition(".before-")[0]), at))
+            ours.append((at, path))
+    return drop_first([path for _, path in sorted(ours)], keep=keep, keep_bytes=keep_bytes)
 
 
 def _write(sealed: Path, body: Mapping[str, Any], into: Path, progress: Progress) -> None:

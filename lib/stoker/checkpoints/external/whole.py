@@ -17,6 +17,7 @@ from stoker.store.files import opened
 from stoker.store.record import parse_json
 
 _ZIPPED = (".pt", ".pth", ".ckpt", ".bin")
+_ZIP = b"PK\x03\x04"
 _MOST_HEADER = 100 << 20  # bytes, as the safetensors library allows
 _LAST = (("training_args.bin", "trainer_state.json"), (".distcp", ".metadata"))  # end of a name, written last
 
@@ -33,6 +34,19 @@ def why_not_whole(one: Outside) -> str:
     return next((f"{name} {why}" for name in one.files if (why := _cut(one.path.parent / name))), "")
 
 
+def shows_end(one: Outside) -> bool:
+    """Returns whether a whole checkpoint is of a kind whose half would show. Raises OSError."""
+    if one.kind == "file":
+        return one.path.suffix == ".safetensors" or (one.path.suffix in _ZIPPED and _is_zip(one.path))
+    names = {PurePosixPath(name).name for name in one.files}
+    return any(last in names and any(name.endswith(end) for name in names) for end, last in _LAST)
+
+
+def _is_zip(path: Path) -> bool:
+    with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
+        return os.read(descriptor, len(_ZIP)) == _ZIP
+
+
 def _cut(path: Path) -> str:
     """Returns how a file is cut off, "" where it is not, or of a kind that does not show it."""
     if path.suffix not in (*_ZIPPED, ".safetensors"):
@@ -43,7 +57,7 @@ def _cut(path: Path) -> str:
     ):
         if path.suffix == ".safetensors":
             return _cut_tensors(file, os.fstat(descriptor).st_size)
-        is_cut = file.read(4) == b"PK\x03\x04" and not zipfile.is_zipfile(file)
+        is_cut = file.read(len(_ZIP)) == _ZIP and not zipfile.is_zipfile(file)
         return "is cut off: the directory at the end of PyTorch's archive is missing" if is_cut else ""
 
 

@@ -1,21 +1,23 @@
 """Worker: performs all work in the directories of a trainer of the user's own, for the train supervisor.
 
 Each task has "verb", "directory", "pattern" (or null), "checkpoints", "given_up" (directories that hold
-checkpoints which were moved away), "history" ([[timeline, last step or null], ...]), "begun" (Unix time) and
-"state" (Stoker's own directory).
+checkpoints which were moved away), "replaced" (where one goes that another of its step replaces), "history"
+([[timeline, last step or null], ...]), "begun" (Unix time) and "state" (Stoker's own directory).
 
 watch    {"launch", "body", "logs": {name: path}, "heard", "told": [[path, step, at], ...], "look_s",
-         "quiet_s"}:
-         seals what a running trainer saves, until it is stopped. Lines {"told": [path, step, at]} and
-         {"heard": [Unix time, {"step", ...}]} come meanwhile.
-look     the same, once and without waiting: no trainer runs. With "origin", that path alone is sealed, as the
-         step in its name or 0  -> {"sealed": steps}
+         "quiet_s", "is_saving"}:
+         seals what a running trainer saves, until it is stopped. Lines {"told": [path, step, at]},
+         {"heard": [since, until (Unix times), {"step", ...}]} and {"is_saving"} come meanwhile.
+look     the same, once and without waiting: no trainer runs; "end" says how it ended. With "origin", that
+         path alone is sealed, as the step in its name or 0
+         -> {"sealed": numbers, "unsure": paths that may be half}
 restore  {"sealed": path or null, "body": its checkpoint.json, "run_id", "at": a new id, "is_first": nothing
-         was launched yet, "origin", "keep", "keep_bytes"}
+         was launched yet, "origin", "unsure", "keep", "keep_bytes"}
          -> {"status": "restored" | "equal" | "none", "path", "aside": paths, "dropped": paths}
             or {"status": "occupied", "path": a match of the glob that another run must have made}
 
-Messages: "sealed" with step, name, path, bytes and seconds; "refused" with path and reason; "taken" with
+Messages: "sealed" with step (null where nobody knows it), name, path, bytes, seconds and the name of the one
+that it "replaced"; "refused" with path, reason and whether "is_newest" of the saves; "taken" with
 what was `told` and is sealed or never will be; "trouble" with a message, and "well" after the first look
 and once it is over; "progress" every few seconds.
 """
@@ -23,20 +25,23 @@ and once it is over; "progress" every few seconds.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.external.find import look_at, shown, step_in
+from stoker.checkpoints.external.find import OF_ONE_PATH, look_at, shown
+from stoker.checkpoints.external.heard import HeardSteps
+from stoker.checkpoints.external.names import step_in
+from stoker.checkpoints.external.place import Place
 from stoker.checkpoints.external.restoring import drop_asides, put_aside, restore
-from stoker.checkpoints.external.watch import MOST_HEARD, Place, Watch, mark_of
+from stoker.checkpoints.external.watch import End, Watch
 from stoker.checkpoints.external.whole import why_not_whole
 from stoker.kit.workers.child import Report, give_way, heartbeat, run_worker
 from stoker.store.direct import Progress
 from stoker.store.errors import DataError
 
-SHARE = 50  # a look takes at most one part in so many of the time
+SHARE = 50  # listing and stat take at most one part in so many of the time
+LONGEST_WAIT_S = 30.0  # between two looks
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -48,15 +53,16 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
             give_way()  # the trainer comes first
             return _watch(task, _watch_of(task, place, report, alive), report, alive)
         case "look":
-            return {"sealed": _look(task, _watch_of(task, place, report, alive))}
+            return _look(task, _watch_of(task, place, report, alive))
         case _:
-            return _restore(task, place, alive)
+            return _restore(task, place, report, alive)
 
 
 def _watch_of(task: dict[str, Any], place: Place, report: Report, alive: Progress) -> Watch:
     logs = {name: Path(path) for name, path in task["logs"].items()}
-    heard = deque(map(tuple, task["heard"]), MOST_HEARD)
+    heard = HeardSteps(map(tuple, task["heard"]))
     watch = Watch(place, task["launch"], task["body"], logs, report, alive, heard, task["quiet_s"])
+    watch.is_saving = task["is_saving"]
     for told in task["told"]:
         watch.hear(*told)
     return watch
@@ -71,27 +77,26 @@ def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) 
                 look_at_s = 0.0
             if "heard" in message:
                 watch.heard.append(tuple(message["heard"]))
+            watch.is_saving = message.get("is_saving", watch.is_saving)
         began = time.monotonic()
         alive(0)
         watch.look()
-        look_at_s = time.monotonic() + max(task["look_s"], SHARE * (time.monotonic() - began))
+        listing_s = time.monotonic() - began - watch.sealing_s
+        look_at_s = time.monotonic() + max(task["look_s"], min(LONGEST_WAIT_S, SHARE * listing_s))
     return {}
 
 
-def _look(task: dict[str, Any], watch: Watch) -> list[int]:
+def _look(task: dict[str, Any], watch: Watch) -> dict[str, Any]:
     if task["origin"] is not None:
-        origin = look_at(Path(task["origin"]))
-        if why := why_not_whole(origin):
-            raise DataError(f"train.init_from: {why}; name a checkpoint that is whole")
-        watch.seal(origin, step_in(origin.path.name) or 0)
+        watch.seal_origin(Path(task["origin"]))
     else:
-        watch.look(is_at_rest=True)
-    return watch.sealed
+        watch.look(End(**task["end"]))
+    return {"sealed": watch.sealed, "unsure": list(map(shown, watch.unsure))}
 
 
-def _restore(task: dict[str, Any], place: Place, alive: Progress) -> dict[str, Any]:
+def _restore(task: dict[str, Any], place: Place, report: Report, alive: Progress) -> dict[str, Any]:
     """Restores the path to resume from, and puts aside what the trainer must not take for a newer state."""
-    found, _ = place.found()
+    found = list(place.found().paths)
     if task["is_first"] and task["sealed"] is None:  # whatever is there is not of this run
         is_occupied = found and task["origin"] is None
         return {"status": "occupied" if is_occupied else "none", **_told(found[0] if found else None)}
@@ -108,10 +113,18 @@ def _restore(task: dict[str, Any], place: Place, alive: Progress) -> dict[str, A
         status = "restored" if restored.is_written else "equal"
         path, step = restored.path, int(task["body"]["step"])
         aside = [restored.aside] if restored.aside is not None else []
-    given_up = place.given_up_marks() - {mark_of(body) for _, body in place.sealed()}
+    given_up, unsure = place.given_up_marks() - {one.mark for one in place.sealed()}, set(task["unsure"])
     for one in found:
-        if one not in (path, Path(task["origin"] or "")) and _is_misleading(one, step, given_up):
-            aside.append(put_aside(one, task["at"]))
+        try:
+            if one in (path, Path(task["origin"] or "")):
+                continue
+            if shown(one) in unsure or _is_misleading(one, step, given_up):
+                aside.append(put_aside(one, task["at"]))
+        except OSError as problem:  # one bad neighbour keeps no trainer from its launch
+            if problem.errno not in OF_ONE_PATH:
+                raise
+            reason = f"it cannot be put aside, and a trainer may take it for its newest: {problem}"
+            report("refused", path=shown(one), reason=reason, is_newest=True)
     folders = {one.parent for one in (*found, *aside)}
     budget = {"keep": task["keep"], "keep_bytes": task["keep_bytes"], "begun": place.begun}
     return {"status": status, **_told(path, aside, drop_asides(folders, but=aside, **budget))}

@@ -44,7 +44,8 @@ CHECKPOINTS: Words = {
         "a path of the trainer's own is not sealed as a checkpoint",
         "A crash would cost what it holds; training goes on.",
         "Read the message above; look at the path and at `train.external.checkpoints` in FILE.",
-        "Mend what the message names; docs/trainers.md says what a checkpoint must be.",
+        "Correct what the message names; docs/trainers.md says what a checkpoint must be.",
+        alert="StokerSaveRefused",
     ),
     "checkpoint_restored": warning(
         "a sealed checkpoint was put back to the path that the trainer reads",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.external.find import path_of
+from stoker.checkpoints.format import known_step
 from stoker.config.schema import Pipeline
 from stoker.config.schema_train import External
 from stoker.store.layout import RunLayout
@@ -51,15 +52,16 @@ def program(
         full = {name: value for name, value in built_in.items() if name != "PYTHONSAFEPATH"}
         return Program(train.command, full, directory)
     path = None if resumes_from is None else path_of(resumes_from, directory)
+    step = known_step(resumes_from) if path and resumes_from else None
     ours = {
         "STOKER_RESUME_FROM": str(path or ""),
-        "STOKER_RESUME_STEP": str(launch.resume_step if path else ""),
+        "STOKER_RESUME_STEP": "" if step is None else str(step),
         "STOKER_MICRO_BATCH": str(micro_batch or ""),
     }
     if pipeline.has_data:
         ours["STOKER_SHARDS"] = str(pipeline.hot_layout.shards(pipeline.dataset.name))
     kept = {name: value for name, value in built_in.items() if name not in _OF_BUILT_IN}
-    return Program((*train.command, *resuming(foreign, path, launch.resume_step)), kept | ours, directory)
+    return Program((*train.command, *resuming(foreign, path, step)), kept | ours, directory)
 
 
 def working_directory(pipeline: Pipeline) -> Path:
@@ -68,9 +70,12 @@ def working_directory(pipeline: Pipeline) -> Path:
     return external.directory or pipeline.file.parent
 
 
-def resuming(foreign: External, path: Path | None, step: int) -> tuple[str, ...]:
-    """Returns the words that a command gets at a resume from a path; none at the beginning."""
+def resuming(foreign: External, path: Path | None, step: int | None) -> tuple[str, ...]:
+    """Returns the words that a command gets at a resume from a path; none at the beginning.
+
+    A step that nobody knows is the word `unknown`.
+    """
     if path is None:
         return ()
-    named = {"path": str(path), "step": str(step)}
+    named = {"path": str(path), "step": "unknown" if step is None else str(step)}
     return tuple(_PLACE.sub(lambda place: named[place[1]], word) for word in foreign.resume)

@@ -24,6 +24,11 @@ class Tail:
         self._at, self._mark, self._rest = 0, b"", b""
         self._state = (0, 0)  # size and time of the last change, as last seen
 
+    @property
+    def changed_at(self) -> float:
+        """Unix time at which what was last read was written; 0 before anything was."""
+        return self._state[1] / 1e9
+
     def look(self, *, is_last: bool = False) -> list[str]:
         """Returns the pieces that have ended since the last look, in order; with `is_last` also the unended.
 

@@ -75,6 +75,7 @@ class Exit:
     kind: ExitClass
     detail: str  # half a sentence for log and status
     doubts_data: bool = False  # the sets that the trainer read must be proven before the next launch
+    is_clean: bool = False  # it was done: what it saved last is whole
 
     @property
     def is_blameless(self) -> bool:
@@ -101,7 +102,7 @@ def classify(
     if is_hung:
         return Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
     if is_asked and (end.code == 0 or seen.is_sealed):
-        return Exit(ExitClass.STOPPED, "saved and stopped as asked")
+        return Exit(ExitClass.STOPPED, "saved and stopped as asked", is_clean=end.code == 0)
     if end.code == end.signum is None:
         return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
     how = f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
@@ -116,7 +117,7 @@ def classify(
     kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
     doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
-    return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data)
+    return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data, is_clean=kind is ExitClass.FINISHED)
 
 
 def _has_done_nothing(seen: Evidence) -> bool:
