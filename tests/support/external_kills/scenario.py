@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.config.schema_train import External
 from stoker.supervise.external import stoker_client
 from support.external_kills.older_transformers import transformers_4
 from support.foreign import make_foreign
@@ -17,14 +16,6 @@ from support.training import TrainPipeline
 
 SCRIPTS = Path(__file__).parent / "trainers"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-
-# Until `train.external.quiet` is a key: the same for a supervisor that has none.
-SITE = """
-import sys
-if "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
-    from stokerd.supervision.jobs import external as external_checkpoints
-    external_checkpoints.QUIET_S = {quiet}
-"""
 
 
 @dataclass(frozen=True)
@@ -108,11 +99,7 @@ class Scenario:
         external: dict[str, Any] = {"checkpoints": trainer.checkpoints}
         # The default is half the pause here: what the trainer tells must count all the same.
         quiet = self.pace.pause_s / 2 if self.is_told else self.pace.quiet_s
-        if "quiet" in External.model_fields:
-            external["quiet"] = f"{quiet:g}s"
-        else:
-            (base / "site").mkdir(parents=True)
-            (base / "site" / "sitecustomize.py").write_text(SITE.format(quiet=quiet))
+        external["quiet"] = f"{quiet:g}s"
         run = make_foreign(
             home,
             (SCRIPTS / trainer.script).read_text(),
@@ -136,5 +123,4 @@ class Scenario:
             **threads,
             "KILLS_SETTINGS": json.dumps(ledger),
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": str(base / "site"),
         }
