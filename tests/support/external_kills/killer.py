@@ -18,8 +18,8 @@ from support.processes import RunningDaemon, daemon_command, start_daemon, wait_
 from support.training import GUARD, TrainPipeline, runs
 from support.waiting import wait_until
 
-# Half of them within a save, half of those in its pause; some just after one, before it counts as over.
-MOMENTS = ("pause", "anywhere", "after", "save", "pause", "anywhere", "save", "anywhere")
+# Half of them within a save: in its pause, or while its last file lacks little; some just after one.
+MOMENTS = ("pause", "end", "after", "anywhere", "save", "pause", "anywhere", "save", "anywhere", "anywhere")
 TARGETS = ("trainer", "supervisor", "tree", "all", "guard", "trainer", "stop", "pause", "worker")
 
 
@@ -48,16 +48,18 @@ def _deck(dice: random.Random, cards: Sequence[str], number: int) -> list[str]:
 
 
 def _draw(dice: random.Random, moment: str, target: str, pace: Pace) -> Kill:
-    note, longest_s = {
-        "pause": ("part", pace.pause_s),
-        "save": ("writing", pace.save_s),
-        "after": ("finished", pace.quiet_s + 2),
-        "anywhere": ("step", 2 * pace.period_s),
+    half_s = (pace.save_s - pace.pause_s) / 2
+    note, first_s, last_s = {
+        "pause": ("part", 0.0, pace.pause_s),
+        "save": ("writing", 0.0, pace.save_s),
+        "end": ("writing", 0.8 * half_s, half_s),
+        "after": ("finished", 0.0, pace.quiet_s + 2),
+        "anywhere": ("step", 0.0, 2 * pace.period_s),
     }[moment]
     nth = 1 if note == "step" else dice.choice((1, 1, 2))
-    if note == "writing":
-        nth = 2 * nth - 1  # a save notes it again after its pause
-    return Kill(target, moment, note, nth, dice.uniform(0, longest_s))
+    if note == "writing":  # a save notes it again after its pause
+        nth = 2 * nth - (moment == "save")
+    return Kill(target, moment, note, nth, dice.uniform(first_s, last_s))
 
 
 class Victim:
