@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from stoker.kit.event_words import REGISTER, Word, message_id
-from stoker.kit.event_words.word import filled
+from stoker.kit.event_words.word import ALL_IS_WELL, filled
 
 CATALOG = Path(__file__).parents[1] / "deploy" / "systemd" / "stoker.catalog"
 HEAD = "# Made by scripts/catalog from lib/stoker/kit/event_words: do not edit.\n"
@@ -30,8 +30,10 @@ def entry(name: str, word: Word) -> str:
 
 
 def catalog() -> str:
-    """Returns the whole file, in the order of the words."""
-    return HEAD + "".join(entry(name, word) for name, word in sorted(REGISTER.items()))
+    """Returns the whole file, in the order of the words; none of those where there is nothing to add."""
+    return HEAD + "".join(
+        entry(name, word) for name, word in sorted(REGISTER.items()) if word.means != ALL_IS_WELL
+    )
 
 
 if __name__ == "__main__":

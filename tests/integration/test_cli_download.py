@@ -56,7 +56,7 @@ def test_a_dry_run_tells_what_comes_and_how_long_it_takes_and_leaves_no_trace(
     lines = told(capsys.readouterr().out)
     assert f"{REPO}@main" in lines["source"]
     assert lines["listed"].startswith("2 files, ") and "files: 2" in lines["listed"]
-    assert lines["here, verified"] == "0 files, 0 B"
+    assert lines["here, hashed"] == "0 files, 0 B"
     assert lines["to be fetched"].startswith("2 files, ")
     assert re.match(r"[\d,.]+ MB/s, measured over .* with 2 files at once", lines["rate"])
     size = sum(file.stat().st_size for file in files[:2])
@@ -76,7 +76,7 @@ def test_what_is_here_lies_there_or_was_begun_need_not_come(
     assert dry_run(more) == 0
     report = capsys.readouterr().out
     lines = told(report)
-    assert lines["here, verified"].startswith("1 file, ")
+    assert lines["here, hashed"].startswith("1 file, ")
     assert lines["to be hashed"].startswith("1 file, ")
     assert "nothing has to be fetched" in report
     hub.control("forget")

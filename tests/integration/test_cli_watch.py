@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stoker.cli.main import exit_code
 from stoker.cli.pipeline.watch import body, taken_up
 from stoker.kit.lock import read_holder
 from stoker.store.layout import TRAIN_SUPERVISOR, StateLayout
@@ -54,7 +55,9 @@ def watch(
     )
 
 
-def test_it_starts_again_from_the_newest_checkpoint_and_passes_both_streams_through(tmp_path: Path) -> None:
+def test_it_starts_again_from_the_newest_checkpoint_and_passes_both_streams_through(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     words = ("--checkpoints", "step-*.json", "--resume", "--resume {path}")
     ended = watch(tmp_path, *words, command=(sys.executable, "train.py"))
@@ -69,11 +72,19 @@ def test_it_starts_again_from_the_newest_checkpoint_and_passes_both_streams_thro
     run = StateLayout(home / "state").run("run-1")
     assert [path.name for path in sorted(run.checkpoints.iterdir())][-1] == "step-000000006"
 
+    assert exit_code(["watch", "--list", "--state", str(home.parent)]) == 0
+    name, where = capsys.readouterr().out.splitlines()
+    assert name == f"{home.name}: run-1 finished, not watched now"
+    assert where == f"    in {tmp_path}: {sys.executable} train.py"
+    assert exit_code(["watch", "--list", "--state", str(tmp_path / "nowhere")]) == 0
+    assert capsys.readouterr().out == "no watched commands\n"
+
 
 def test_a_command_that_only_fails_ends_it_with_its_code_and_one_word_to_the_operator(tmp_path: Path) -> None:
     told = tmp_path / "told"
     words = ("--name", "fails", "--notify", f"sh -c 'echo \"$0\" >> {told}' {{message}}")
-    command = ("sh", "-c", "echo ran >> ran; exit 9")
+    # one line of metrics: the log of its rows has the one, which the next launch makes again
+    command = ("sh", "-c", "echo ran >> ran; echo 'iter 1: loss 3.0, time 100ms'; exit 9")
     ended = watch(tmp_path, *words, command=command)
     assert ended.returncode == 9, ended.stderr
     assert "the same command again" in ended.stderr

@@ -263,7 +263,7 @@ def test_a_failing_listing_is_asked_for_again(hub: LoopbackHub, tmp_path: Path) 
         files = {one: value for one, value in data.metrics(WATCHDOG).items() if "_files" in one[0]}
         assert files and all(map(math.isnan, files.values()))
         lines = "\n".join(report_lines("data", read_status(data.pipeline.layout)))
-        assert "files              looking at the source; 4.9 KiB verified\n" in lines + "\n"
+        assert "files              looking at the source; 4.9 KiB hashed\n" in lines + "\n"
     finally:
         daemon.stop()
 

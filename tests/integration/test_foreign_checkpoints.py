@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stoker.checkpoints.format import known_step
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.cli.main import exit_code
 from stoker.store.layout import TRAIN_SUPERVISOR
@@ -68,6 +69,35 @@ while step < 40:
     if stoker.stop:
         break
 """
+# Saves two files with a pause between them, into one directory that it tells, or into one for each step.
+PAUSES = """
+import glob, os, sys, time
+from stoker_client import Stoker
+stoker, PARTS = Stoker() if sys.argv[1] == "told" else None, ("model", "optimizer")
+resume = os.environ["STOKER_RESUME_FROM"]
+steps = [int(open(f"{resume}/{part}").read()) for part in PARTS] if resume else [0, 0]
+with open("launches", "a") as told:
+    told.write(f"{steps[0]} {steps[1]}\\n")
+launch = len(open("launches").readlines())
+for step in range(steps[0] + 1, 41):
+    print(f"iter {step}: loss {9 / step}, time 1.00ms", flush=True)
+    time.sleep(0.03)
+    if step % 10 == 0:
+        path = "out/last" if stoker else f"out/step-{step}"
+        os.makedirs(path, exist_ok=True)
+        for part in PARTS:
+            if part == "optimizer":
+                time.sleep(1.2)
+                if os.path.exists(f"die-{launch}-{step}"):
+                    os.kill(os.getpid(), 9)
+            with open(f"{path}/{part}", "w") as file:
+                file.write(str(step))
+        if stoker:
+            stoker.tell(checkpoint=path)
+            sealed = os.environ["STOKER_RUN_DIR"] + "/checkpoints/step-*/files/last/optimizer"
+            while str(step) not in [open(part).read() for part in glob.glob(sealed)]:
+                time.sleep(0.02)  # what is told is written to again only then
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +108,9 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
 
 
-def make(home: Path, script: str = SAVES, *, until: int = 40, **keys: Any) -> TrainPipeline:
+def make(home: Path, script: str = SAVES, *words: str, until: int = 40, **keys: Any) -> TrainPipeline:
     settings = {"train__external": {"checkpoints": "out/*", "quiet": "0.3s"}, **keys}
-    run = make_foreign(home, script, **settings)
+    run = make_foreign(home, script, *words, **settings)
     (home / "until").write_text(str(until))
     return run
 
@@ -161,6 +191,28 @@ def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_
     assert "own: balanced\n" in (told_by_audit := capsys.readouterr().out) and "  plan " not in told_by_audit
     assert exit_code(["generate", str(run.data.file)]) == 64
     assert "of a trainer of your own: Stoker knows no model in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["told", "found"])
+def test_no_launch_begins_from_half_of_a_save_that_pauses_and_none_loses_what_was_whole(
+    tmp_path: Path, how: str
+) -> None:
+    run = make(tmp_path, PAUSES, how, train__external={"checkpoints": "out/*", "quiet": "0.2s"})
+    shutil.copy(str(stoker_client.__file__), tmp_path)
+    (tmp_path / "die-1-30").touch()
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert launches(tmp_path) == ["0 0", "20 20"]
+    for name in run.checkpoints():
+        sealed = run.run.checkpoints / name
+        model, optimizer = (int(part.read_text()) for part in sealed.glob("files/*/[mo]*"))
+        assert model == optimizer, name
+        assert known_step(json.loads((sealed / "checkpoint.json").read_bytes())) in (model, None), name
+    assert model == 40
+    half = "last" if how == "told" else "step-30"
+    assert asides(tmp_path / "out") == [half]  # and it is not lost
+    refused = [event["reason"] for event in run.events("checkpoint_refused")]
+    assert any("ended while it was written" in reason for reason in refused), refused
 
 
 def test_a_run_begins_from_init_from_and_never_on_checkpoints_that_were_there(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_reading_goes_on_over_a_reload(tmp_path: Path, capsys: pytest.CaptureFix
             (tmp_path / str(n)).touch()
         wait_until(lambda: run.last_step() == 2, what="the rows before")
         assert exit_code(["status", str(run.data.file)]) == 0
-        assert "nanoGPT: its output alone is known" in capsys.readouterr().out
+        assert "read from its output as nanoGPT" in capsys.readouterr().out
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: run.events("reloaded"), what="the reload")
         for n in range(3, 6):

@@ -27,7 +27,14 @@ import beside
 with open("launches.jsonl", "a") as told:
     told.write(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "environ": dict(os.environ)}) + "\\n")
 launches = len(open("launches.jsonl").readlines())
-sys.exit(int(sys.argv[1:][launches - 1]))
+if (word := sys.argv[1:][launches - 1]) == "piped":
+    try:
+        raise ValueError("its exit code is lost")
+    except ValueError:
+        import traceback
+        traceback.print_exc()
+        sys.exit(0)
+sys.exit(int(word))
 """
 STOKER = (sys.executable, "-c", "from stoker.cli.main import main; main()")
 OURS = {"STOKER_NOTIFY_SOCKET", "STOKER_LAUNCH", "STOKER_RUN_DIR", "STOKER_MICRO_BATCH"}
@@ -45,25 +52,29 @@ def test_it_runs_beside_its_modules_with_the_environment_of_the_protocol_until_i
     monkeypatch.setenv("WATCHDOG_USEC", "1000000000")
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     home = tmp_path / "home"
-    run = make_foreign(home, TELLS, "1", "0", train__external={"resume": ["--resume", "{path}"]})
+    run = make_foreign(home, TELLS, "1", "piped", "0", train__external={"resume": ["--resume", "{path}"]})
     (home / "beside.py").touch()
     monkeypatch.chdir(tmp_path)
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
-    first, second = told(home)
-    assert first["argv"] == second["argv"] == ["1", "0"]
+    first, second, third = told(home)
+    assert first["argv"] == second["argv"] == third["argv"] == ["1", "piped", "0"]
     assert first["cwd"] == str(home)
     environ = first["environ"]
     assert isinstance(environ, dict)
     assert {name for name in set(environ) - set(os.environ) if name.startswith(("STOKER", "PYTHON"))} == OURS
     assert not {"PYTHONSAFEPATH", "WATCHDOG_USEC"} & set(environ)
     assert environ["STOKER_RESUME_FROM"] == environ["STOKER_MICRO_BATCH"] == ""
-    assert [one["exit_class"] for one in run.events("trainer_exited")] == ["crashed", "finished"]
+    assert [one["exit_class"] for one in run.events("trainer_exited")] == [
+        "crashed",
+        "finished_short",
+        "finished",
+    ]
     record = run.record()
-    assert (record["state"], record["finished"], record["launches"]) == ("finished", "trainer", 2)
+    assert (record["state"], record["finished"], record["launches"]) == ("finished", "trainer", 3)
     assert "command" not in read_record(run.run.launch)
     assert run.once().returncode == 0
-    assert len(told(home)) == 2  # it stays finished
+    assert len(told(home)) == 3  # it stays finished
 
 
 # Tells by the socket, as a client does, what each launch has in `launches`; ends as it says there.
@@ -74,7 +85,9 @@ with open("launches.jsonl", "a") as told:
 launch = len(open("launches.jsonl").readlines())
 words, printed, code = json.load(open("launches.json"))[launch - 1]
 words = "\\n".join([f"LAUNCH={os.environ['STOKER_LAUNCH']}", "PHASE=train", *words])
-socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(words.encode(), os.environ["STOKER_NOTIFY_SOCKET"])
+for more in ("", *(f"\\nWORD{n}=1" for n in range(30 * (launch == 1)))):
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told.sendto((words + more).encode(), os.environ["STOKER_NOTIFY_SOCKET"])
 print(printed, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if code is None:
@@ -101,6 +114,7 @@ def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go
         "finished_short",
         "finished",
     ]
+    assert [one["words"] for one in run.events("words_unknown")] == [["WORD0"]], "one of thirty"
     assert [json.loads(line) for line in (home / "launches.jsonl").read_text().splitlines()] == ["", "4", "4"]
 
     run.data.file.write_text(run.data.file.read_text() + "quarantine: {keep_files: 7}\n")

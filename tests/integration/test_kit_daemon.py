@@ -177,7 +177,18 @@ def test_a_daemon_killed_with_9_is_stopped_for_the_onlooker_and_can_start_again(
     daemon.kill()
     status = house.status()
     assert not status["running"] and status["body"]["rounds"] >= 1, "what is known of its last life"
-    assert house.start().stop() == 0
+    again = house.start()
+    wait_until(lambda: house.status()["running"] and house.status()["body"].get("rounds"))
+    holder = read_holder(house.layout.lock(NAME))
+    assert holder is not None
+    with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics", timeout=LONG_S) as page:
+        shown = page.read().decode()
+    started, unclean = (
+        float(shown.split(f"\nstoker_daemon_{name}start_time_seconds ")[1].split()[0])
+        for name in ("", "unclean_")
+    )
+    assert unclean == pytest.approx(started, abs=10.0), "alerts count what follows a kill"
+    assert again.stop() == 0
     first, second, end = EventTail(house.layout).new()
     assert (first["event"], second["event"], end["event"]) == ("daemon_started",) * 2 + ("daemon_stopped",)
     assert "after" not in first and "a kill" in second["after"]

@@ -124,6 +124,12 @@ def good_content(tmp_path: Path) -> bytes:
     return write_fineweb(tmp_path / "other" / "bad.parquet", 150, seed=2, row_group=50).read_bytes()
 
 
+def test_the_evidence_is_no_second_name_of_the_users_own_file(made: Path) -> None:
+    (kept,) = made.glob("state/**/quarantine/parquet-*/*.parquet")
+    assert kept.read_bytes() == (made / "source" / "bad.parquet").read_bytes()
+    assert not kept.samefile(made / "source" / "bad.parquet")
+
+
 def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None:
     (kept,) = site.listed()
     assert (kept["path"], kept["reason"], kept["row_group"], kept["column"]) == (
@@ -137,8 +143,9 @@ def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None
     assert str(site.folder() / parquet_name(site.data.sources()["bad.parquet"])) in shown
     assert kept["detail"] in shown
 
-    filed = site.stoker("release", "bad.parquet")
-
+    at_once = site.stoker("release", "bad.parquet")  # nobody is there
+    assert (at_once.code, "page_corrupt in row group 1, column text: " in at_once.err) == (1, True)
+    filed = site.stoker("revalidate")
     assert (filed.code, "does this at its next start" in filed.out) == (0, True), filed.err
     daemon = site.data.start("stage_shard")
     try:
@@ -196,6 +203,8 @@ def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(
     assert (dropped["path"], dropped["bytes"]) == ("bad.parquet", len(content))
     assert "its source was released" in dropped["why"]
     assert [kept.things for kept in site.shelf()] == [()]
+    assert site.listed() == [] and "0 in quarantine" in site.stoker("list").out, "its source is built"
+    assert site.stoker("show", "bad.parquet").code == 0
     report = site.audit()
     assert report["balanced"], report["findings"]
     assert report["sources"] == {"total": 2, "proven": 2, "quarantined": 0, "duplicate": 0}
@@ -299,6 +308,8 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
 
     assert site.stoker("drop", "record-*", place.name, "--yes").code == 0
 
+    never = site.stoker("release", place.name)
+    assert (never.code, "is never released" in never.err) == (65, True), never.err
     filed = filed_requests(site.layout, TRAIN_SUPERVISOR)
     assert [one.args for one in filed] == [{"name": place.name, "reason_too": False}]
     daemon = site.data.start("stage_shard")

@@ -96,13 +96,12 @@ def test_a_rollback_asked_for_while_training_survives_the_supervisors_death(
     abandoned = sorted(path.name for path in (run.run.abandoned / "t0").iterdir())
     assert abandoned and "step-000000020" not in abandoned
 
-    # A supervisor that is down takes it up at its next start.
+    # A supervisor that is down takes it up at its next start; what cannot be is refused at once.
     refused, filed = command(run, "35"), command(run, "40", "--skip", "50:51", "--reason", "spike")
-    assert (refused.returncode, filed.returncode) == (0, 0), refused.stderr + filed.stderr
+    assert (refused.returncode, filed.returncode) == (65, 0), refused.stderr + filed.stderr
+    assert "possible are" in json.loads(refused.stdout)["refused"]
     assert run.once().returncode == 0
-    asked = [json.loads(told.stdout)["filed"] for told in (refused, filed)]
-    assert "possible are" in outcome(run, asked[0])["refused"]
-    assert outcome(run, asked[1])["timeline"] == 2
+    assert outcome(run, json.loads(filed.stdout)["filed"])["timeline"] == 2
     assert [row["timeline"] for row in history(run)] == [0] * 20 + [1] * 20 + [2] * (STEPS - 40)
     audit = audit_run(run.data.pipeline)
     assert audit.findings == ()
@@ -151,6 +150,9 @@ def test_a_set_whose_source_is_gone_too_fails_the_run_until_an_operator_gives_it
     run = make_training(finished.data.home, tmp_path / "lost", train__steps=66, plan__epochs=1)
     entry = read_plan(run.run.plan).segments[0]
     key = entry.sets[0][0]
+    assert "is not lost" in command(run, key[:16], verb="skip-set").stdout
+    over = command(run, verb="pause")
+    assert (over.returncode, "the run is finished" in over.stdout) == (65, True), over.stdout
     (source,) = [one for one in run.data.sources().values() if one.key == key]
     shutil.rmtree(run.data.pipeline.hot_layout.shard_set("prose", key))
     gone = replace(source, state="quarantined", key=None, reason="page_corrupt")

@@ -12,11 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
@@ -36,6 +38,7 @@ from support.text import damage_page, documents, write_parquet
 
 BUILD = "stoker.shards.build.build_worker"
 ROWS = 900
+MOST_OF_A_CHUNK = 24 << 20  # a quarter of it
 
 
 @pytest.fixture(scope="module")
@@ -420,20 +423,52 @@ def test_one_worker_builds_file_after_file(
     tasks = [build_task(tmp_path / str(n), file, tokenizer) for n, file in enumerate((source, bad, source))]
     for number, task in enumerate(tasks):
         task["engine"] = "fastokens" if number else "tokenizers"
-    command = [sys.executable, "-m", BUILD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        stream, statuses = messages_of(process), []
-        for task in tasks:
-            process.stdin.write(json.dumps(task).encode() + b"\n")
-            process.stdin.flush()
-            statuses.append(next(message["done"] for message in stream if "done" in message)["status"])
+    with worker_of_many() as process:
+        statuses = [done["status"] for done in built_in_turn(process, tasks)]
         open_files = [str(each.readlink()) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+        assert process.stdin is not None
         process.stdin.close()
         assert process.wait() == 0
     assert statuses == ["published", "bad", "published"]
     assert not [name for name in open_files if str(tmp_path) in name or "source" in name]
     assert [set_bytes(Path(task["target"])) for task in tasks[::2]] == [reference, reference]
+
+
+def test_a_row_group_of_any_size_takes_no_memory_of_its_own(
+    tmp_path: Path, source: Path, tokenizer: Path
+) -> None:
+    """All rows are dropped, so that the reading alone is measured; its dictionary page is looked at, too."""
+    letters = np.random.default_rng(1).integers(ord("a"), ord("z"), MOST_OF_A_CHUNK * 4, np.uint8).tobytes()
+    pieces = [letters[at : at + 4000].decode() for at in range(0, len(letters), 4000)]
+    table = pa.table({"text": pieces})
+    large = tmp_path / "large.parquet"
+    small_pages = {"dictionary_pagesize_limit": 1 << 16, "write_batch_size": 16}
+    pq.write_table(table, large, row_group_size=10**9, compression="NONE", **small_pages)
+    dropping = {"min_chars": 10**6}
+    tasks = [
+        build_task(tmp_path, file, tokenizer, filters=dropping, read_rows=250) for file in (source, large)
+    ]
+    with worker_of_many() as process:
+        assert [done["status"] for done in built_in_turn(process, tasks)] == ["published", "published"]
+        process.kill()
+    notes = [json.loads((Path(task["target"]) / "build.json").read_text()) for task in tasks]
+    assert notes[1]["max_rss_bytes"] - notes[0]["max_rss_bytes"] < MOST_OF_A_CHUNK
+
+
+def worker_of_many() -> subprocess.Popen[bytes]:
+    """A build worker that waits for its first task."""
+    command = [sys.executable, "-m", BUILD]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def built_in_turn(process: subprocess.Popen[bytes], tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What the worker says at the end of each task, before it is given the next."""
+    assert process.stdin is not None
+    stream = messages_of(process)
+    for task in tasks:
+        process.stdin.write(json.dumps(task).encode() + b"\n")
+        process.stdin.flush()
+        yield next(message["done"] for message in stream if "done" in message)
 
 
 def test_the_tokenizer_worker_trains_on_the_first_bytes_whatever_the_files_are_cut_into(

@@ -30,7 +30,7 @@ def test_a_terminal_shows_progress_below_whole_log_lines_and_is_left_clean(tmp_p
     assert screen.lines[-1].endswith(" the daemon ended in order")
     assert not screen.styled
     assert max(map(len, screen.footers)) < 60
-    counted = [line for line in screen.footers if line != "looking for verified files"]
+    counted = [line for line in screen.footers if line != "looking for files"]
     told = [re.match(r"(\d+)/(\d+) files", line) for line in counted]
     done = [int(found.group(1)) for found in told if found is not None]
     assert len(done) == len(counted), screen.footers

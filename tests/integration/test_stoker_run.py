@@ -133,7 +133,7 @@ def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any
     assert max(map(len, told)) < 60 > max(map(len, screen.footers))
     text = " ".join(line[9:].strip() for line in told)
     for words in (
-        "0.parquet verified, ",
+        "0.parquet hashed, ",
         "1.parquet quarantined: page corrupt",
         "of step 40 is proven whole",
     ):
@@ -153,7 +153,7 @@ def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any
     summary = {line.split()[0]: line.partition(" ")[2].strip() for line in said}
     assert list(summary) == ["finished", "step", "loss", "tokens", "checkpoint", "try"]
     assert (summary["step"], summary["tokens"]) == ("40 of 40", "10,240 trained on")
-    assert re.fullmatch(r"training \d\.\d{4}, held-out \d\.\d{4}", summary["loss"])
+    assert re.fullmatch(r"training \d\.\d{4}, held-out \d\.\d{4} at step 40", summary["loss"])
     _, command, *words = shlex.split(summary["try"])  # by its name alone where it is on the path
     assert Path(command).name == "stoker"
     assert words[:2] == [

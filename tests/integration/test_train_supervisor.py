@@ -69,6 +69,8 @@ def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline, tmp_pat
     assert ended.returncode == 0, ended.stderr
     assert len(run.events("trainer_launched")) == 1
     assert (run.record()["state"], run.record()["paused"]) == ("finished", None)
+    assert evaluation(run)["step"] == 60, "it was evaluated after its last checkpoint was sealed"
+    assert told(run, f", held-out {evaluation(run)['val_loss']:.4f} at step 60")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,11 @@ def test_a_stop_seals_a_checkpoint_of_the_step_that_was_reached(shard_sets: Path
     last = [row for row in run.rows() if "loss" in row][-1]
     lines = told(run, "train_supervisor").splitlines()
     assert f"  step               {last['step']} of 5,000 ({last['step'] / 50:.1f} %)" in lines
-    assert f"  loss               training {last['loss']:.4f}, held-out {held_out(run):.4f}" in lines
+    loss, held_out = last["loss"], evaluation(run)
+    assert (
+        f"  loss               training {loss:.4f}, held-out {held_out['val_loss']:.4f} "
+        f"at step {held_out['step']}"
+    ) in lines
     assert f"  checkpoint         step-{last['step']:09d} (sealed, not proven yet)" in lines
 
 
@@ -181,8 +187,8 @@ def told(run: TrainPipeline, words: str) -> str:
     return text if words in text else ""
 
 
-def held_out(run: TrainPipeline) -> float:
-    return float([row["val_loss"] for row in run.rows() if "val_loss" in row][-1])
+def evaluation(run: TrainPipeline) -> dict[str, Any]:
+    return [row for row in run.rows() if "val_loss" in row][-1]
 
 
 def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_speed(

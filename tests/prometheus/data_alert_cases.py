@@ -5,6 +5,13 @@ from __future__ import annotations
 from alert_case import OWN, Case
 
 GIB = str(2**30)
+# Two disks of pipeline p and one of q are one file system of the machine.
+OF_Q = 'stoker_shard_disk_NAME{job="stoker",instance="shard:2",pipeline="q",daemon="stage_shard",disk="hot"}'
+ONE_FILE_SYSTEM = {
+    'shard:stoker_shard_disk_device{disk="hot"}': "64769x60",
+    'shard:stoker_shard_disk_device{disk="state"}': "64769x60",
+    OF_Q.replace("NAME", "device"): "64769x60",
+}
 CASES = (
     Case(
         "StokerDownloadStalled",
@@ -131,40 +138,61 @@ CASES = (
     Case(
         "StokerDiskFullWithinADay",
         180,
-        "The hot disk of p will be full in 13h 40m 0s.",
+        "The disk of p (hot), p (state), q (hot) will be full in 13h 40m 0s.",
         {
+            **ONE_FILE_SYSTEM,
+            'shard:stoker_shard_disk_free_bytes{disk="state"}': "100000-500x60",
+            'shard:stoker_shard_disk_size_bytes{disk="state"}': "1000000x60",
+            OF_Q.replace("NAME", "free_bytes"): "100100-500x60",
+            OF_Q.replace("NAME", "size_bytes"): "1000000x60",
             'shard:stoker_shard_disk_free_bytes{disk="hot"}': "100000-500x60",
             'shard:stoker_shard_disk_size_bytes{disk="hot"}': "1000000x60",
             'shard:stoker_shard_disk_up{disk="hot"}': "1x60",
             "shard:stoker_config_warm": "0x60",
         },
         (
-            {'shard:stoker_shard_disk_size_bytes{disk="hot"}': "400000x60"},
-            {'shard:stoker_shard_disk_free_bytes{disk="hot"}': "100000-2500x12 70000x60"},
-            {"shard:stoker_config_warm": "1x60"},
+            {
+                'shard:stoker_shard_disk_size_bytes{disk="hot"}': "400000x60",
+                'shard:stoker_shard_disk_size_bytes{disk="state"}': "400000x60",
+                OF_Q.replace("NAME", "size_bytes"): "400000x60",
+            },
+            {
+                'shard:stoker_shard_disk_free_bytes{disk="hot"}': "100000-2500x12 70000x60",
+                'shard:stoker_shard_disk_free_bytes{disk="state"}': "100000-2500x12 70000x60",
+                OF_Q.replace("NAME", "free_bytes"): "100000-2500x12 70000x60",
+            },
+            {
+                "shard:stoker_config_warm": "1x60",  # hot is filled on purpose
+                'shard:stoker_shard_disk_size_bytes{disk="state"}': "400000x60",
+                OF_Q.replace("NAME", "size_bytes"): "400000x60",
+            },
         ),
-        more={"disk": "hot"},
+        by="",
+        more={"host": "shard", "device": "64769"},
         severities=("warning",),
         every_min=5,
     ),
     Case(
         "StokerDiskFullWithinADay",
         200,
-        "The state disk of p will be full in 3h 20m 0s.",
+        "The disk of p (state) will be full in 3h 20m 0s.",
         {
+            'shard:stoker_shard_disk_device{disk="state"}': "64769x60",
             'shard:stoker_shard_disk_free_bytes{disk="state"}': "40000-500x60",
             'shard:stoker_shard_disk_size_bytes{disk="state"}': "1000000x60",
         },
         (),
-        more={"disk": "state"},
+        by="",
+        more={"host": "shard", "device": "64769"},
         severities=("warning", "critical"),
         every_min=5,
     ),
     Case(
         "StokerInodesFullWithinADay",
         180,
-        "The state disk of p will run out of inodes in 13h 40m 0s.",
+        "The disk of p (state) will run out of inodes in 13h 40m 0s.",
         {
+            'shard:stoker_shard_disk_device{disk="state"}': "64769x60",
             'shard:stoker_shard_disk_free_inodes{disk="state"}': "100000-500x60",
             'shard:stoker_shard_disk_inodes{disk="state"}': "1000000x60",
         },
@@ -175,7 +203,8 @@ CASES = (
                 'shard:stoker_shard_disk_inodes{disk="state"}': "NaNx60",
             },
         ),
-        more={"disk": "state"},
+        by="",
+        more={"host": "shard", "device": "64769"},
         every_min=5,
     ),
     Case(

@@ -59,9 +59,15 @@ CASES = (
     Case(
         "StokerDaemonRestarting",
         35,
-        "stage_shard of p started 3 times in an hour.",
-        {"shard:stoker_daemon_start_time_seconds": "1x10 600x10 1200x10 1800x10"},
-        ({"shard:stoker_daemon_start_time_seconds": "1x10 600x10 1200x20"},),
+        "stage_shard of p was killed or failed 3 times in an hour.",
+        {
+            "shard:stoker_daemon_start_time_seconds": "1x10 600x10 1200x10 1800x10",
+            "shard:stoker_daemon_unclean_start_time_seconds": "NaNx10 600x10 1200x10 1800x10",
+        },
+        (
+            {"shard:stoker_daemon_unclean_start_time_seconds": "NaNx10 600x10 1200x20"},
+            {"shard:stoker_daemon_unclean_start_time_seconds": "NaNx45"},  # stops in order
+        ),
     ),
     Case(
         "StokerRequestsUnanswered",

@@ -18,6 +18,7 @@ from stokerd.download.loop import FIGURES as DOWNLOAD
 from stokerd.sharding.status import FIGURES as SHARD
 from stokerd.supervision.run import Timings
 from stokerd.supervision.status import FIGURES as TRAIN
+from support.manual import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
@@ -45,6 +46,37 @@ def exported() -> Iterator[str]:
         yield from (f"stoker_{figure.name}" for figure in figures)
         for family in text_string_to_metric_families(metrics.text().decode()):
             yield from (sample.name for sample in family.samples)
+
+
+# What the help of a metric says of its unit, by the end of its name; the first that fits.
+UNITS = {
+    "_timestamp_seconds": "^Unix time (at|since) which ",
+    "_start_time_seconds": "^Unix time at which ",
+    "_clock_seconds": "^Unix time of ",
+    "_per_second": "each second",
+    "_seconds": "[Ss]econds",
+    "_bytes": "[Bb]ytes|^Peak device bytes",
+    "_ratio": "^Share of ",
+    "_celsius": "Celsius",
+    "_watts": "Watts",
+    "_joules": "Joules",
+    "_hertz": "Hertz",
+}
+
+
+def test_the_help_of_each_metric_names_its_subject_and_its_unit() -> None:
+    for daemon, figures in FIGURES.items():
+        metrics = Metrics(daemon)
+        metrics.figures = figures
+        if daemon == TRAIN_SUPERVISOR:
+            Timings(metrics)
+        for family in text_string_to_metric_families(metrics.text().decode()):
+            name, text = family.name, family.documentation
+            unit = next((words for end, words in UNITS.items() if name.endswith(end)), "")
+            assert re.search(unit, text), f"{name}: {text!r} does not name its unit"
+            assert not re.match("(Since when|When|Its?|They) ", text), (
+                f"{name}: {text!r} does not name its subject"
+            )
 
 
 def test_each_alert_has_a_section_and_each_section_an_alert() -> None:
@@ -108,18 +140,16 @@ def test_the_register_and_the_runbook_tell_the_same_act() -> None:
         assert title in told or not any(REGISTER[word].alert == "" for word in named), f"{title}: {named}"
 
 
-def test_runbook_and_register_name_commands_and_options_that_exist() -> None:
-    texts = [f"{word.means} {word.check} {word.do}" for word in REGISTER.values()]
-    shown = re.findall(r"`(stoker [^`]+)`|^(stoker [^#\n]+)", "\n".join([RUNBOOK, *texts]), re.MULTILINE)
-    commands = {" ".join((ticked or plain).split()) for ticked, plain in shown}
-    assert len(commands) > 15
-    for line in commands:
-        command: click.Command = cli
-        context = click.Context(cli)
-        words = line.split()[1:]
-        while words and isinstance(command, click.Group):
-            found = command.get_command(context, words.pop(0))
-            assert found is not None, line
-            command = found
-        options = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= options, line
+def test_the_manual_and_the_register_name_commands_and_options_that_exist() -> None:
+    lines = [line for line in commands() if line.startswith("stoker ")]
+    assert len(lines) > 60
+    for line in lines:
+        nodes: list[click.Command] = [cli]
+        words = line.replace("[", " ").replace("]", " ").split(" -- ")[0].split()[1:]
+        while words and all(isinstance(node, click.Group) for node in nodes):
+            names = words.pop(0).split("|")  # a row of a table has them all
+            found = [node.get_command(click.Context(cli), name) for node in nodes for name in names]  # type: ignore[attr-defined]
+            assert None not in found, line
+            nodes = [node for node in found if node is not None]
+        options = {option for node in nodes for parameter in node.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--") and "{" not in line} <= options, line

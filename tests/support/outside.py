@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.external.place import Place
-from stoker.checkpoints.external.watch import UNKNOWN, End, Watch
+from stoker.checkpoints.external.series import UNKNOWN
+from stoker.checkpoints.external.watch import End, Watch
 from support.checkpoint_data import body_of
 
 AT_REST = End(is_clean=True)  # of a trainer that ended by itself

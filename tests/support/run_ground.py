@@ -13,7 +13,7 @@ from stoker.supervise.actions import AnswerEnd
 from stoker.supervise.mirror.inventory import Checkpoint, Checkpoints
 from stoker.supervise.policy import Response
 from stoker.supervise.run.record import Identity, RunRecord, configured
-from stoker.supervise.state import RunState
+from stoker.supervise.state import Phase, RunState
 from stokerd.supervision import policies
 from stokerd.supervision.books.run_store import RunStore
 from stokerd.supervision.requests import Requests
@@ -52,7 +52,7 @@ class Ground:
         parts = cast(
             Any, (RunStore(self.pipeline), Checkpoints(self.pipeline), None, accounts, None, None, None)
         )
-        self.run = Run(cast(Any, context), RunState(proofs={NAME: "proven"}), *parts)
+        self.run = Run(cast(Any, context), RunState(Phase.CLEANING, 0.0, proofs={NAME: "proven"}), *parts)
         body = {"step": 30, "timeline": 0, "files": {}, "position": [0, 120]}
         self.run.checkpoints._proven[NAME] = Checkpoint(self.files.checkpoints / NAME, 30, body, "ab" * 32)
         self.requests = Requests(self.run)

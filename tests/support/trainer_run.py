@@ -218,7 +218,7 @@ class Inbox:
                 data = self._socket.recv(65536)
             except BlockingIOError:
                 return self.words
-            self.words.append(dict(line.split("=", 1) for line in data.decode().splitlines()))
+            self.words.append(dict(line.split("=", 1) for line in data.decode().split("\n")))
 
     def until_end(self, trainer: subprocess.Popen[bytes]) -> int:
         """Read on until the trainer has ended; its exit code.

@@ -17,6 +17,7 @@ import pytest
 
 from support.boxed import training
 from support.installing import built_wheel, offline_wheel, packages_apart
+from support.manual import commands, filled
 from support.prometheus import LACKING
 from support.skipping import unless_missing
 from support.text import documents, write_parquet
@@ -48,6 +49,9 @@ MEMORY_OF_WORKERS = {
     "stage_shard": "stoker_shard_workers_rss_bytes",
     "train_supervisor": "stoker_trainer_rss_bytes",
 }
+
+# What shows something of units, and names which.
+SHOWS = re.compile(r"(journalctl .*(@|=)|systemctl (status|list-\w+) )")
 
 TIMERS = ("stoker-audit@thread.timer", "stoker-scrub@thread.timer")
 
@@ -135,15 +139,16 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
 
     for unit in units:
         assert box.show(unit, "ControlGroup").startswith("/stoker.slice/"), unit
-    weights = [box.show(unit, "CPUWeight") for unit in units]
-    assert weights == ["20", "20", "[not set]"], "training has the default, 100, and goes first"
+    assert [box.show(unit, "CPUWeight") for unit in units] == ["20", "20", "[not set]"], "training goes first"
     scores = [int(box.run("cat", f"/proc/{pid}/oom_score_adj").stdout) for pid in processes(box, units[2])]
     assert scores[1] > scores[0], "the trainer before the daemon that can tell of its end"
 
+    assert_each_shows(box, "systemctl", 5)
+
     before, reached = processes(box, units[2]), trained_steps(box)
-    box.run("systemctl", "reload", *units)
+    box.run("systemctl", "reload", "stoker-*@thread.service")
     for unit in units:  # at once: a reload returns with the new image's READY
-        assert "\nreloaded " in box.journal(unit)
+        assert "\nbegun again in place, " in box.journal(unit)
         assert box.show(unit, "SubState") == "running"
         assert box.show(unit, "NRestarts") == "0", box.journal(unit)
     box.write("/etc/stoker/thread.yaml", PIPELINE + "trian: {}\n")
@@ -178,6 +183,24 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
         assert box.show(service, "Result") == "success", box.journal(service)
     assert "balanced" in box.journal(services[1])
     assert json.loads(in_state(box, "audit.json").read_text())["balanced"]
+
+
+def assert_each_shows(box: Box, tool: str, least: int) -> None:
+    """Types each command of the manual that shows something by systemctl or journalctl."""
+    launch = next(
+        record["STOKER_LAUNCH"]
+        for record in box.journal_json("stoker-train-supervisor@thread")
+        if record.get("STOKER_EVENT") == "trainer_launched"
+    )
+    values = {"NAME": "thread", "fineweb": "thread", "LAUNCH": launch, "disk_full": "trainer_launched"}
+    values |= {"{unit}": "stoker-stage-shard@thread.service", "-fu": "-u"}  # -f has no end
+    typed = [
+        one for one in commands() if SHOWS.match(one) and one.startswith(tool) and "prometheus" not in one
+    ]
+    assert len(typed) >= least
+    for command in typed:
+        said = box.run("sh", "-c", filled(command, values), check=False)
+        assert re.search("stoker[-@]", said.stdout), f"{command}: {said.returncode} {said.stderr}"
 
 
 def fire_timers(box: Box) -> list[str]:
@@ -237,6 +260,10 @@ def test_a_misspelt_key_ends_with_78_and_is_not_restarted(box: Box) -> None:
     assert entry["STOKER_RESULT"] == "exit-code"
     assert "trian" in entry["STOKER_LAST_ERROR"]
     assert "stoker config check /etc/stoker/misspelt.yaml" in entry["STOKER_REMEDY"]
+
+
+def test_every_journalctl_of_the_manual_shows_something_also_of_units_that_have_stopped(box: Box) -> None:
+    assert_each_shows(box, "journalctl", 8)
 
 
 def failures(box: Box) -> list[dict[str, Any]]:

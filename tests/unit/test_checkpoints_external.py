@@ -254,13 +254,17 @@ class TestWatching:
 
     def test_a_told_path_is_sealed_at_once_with_what_was_told(self, ground: Ground) -> None:
         watch = ground.watch(None)
-        path = ground.save("ckpt.pt", b"one")
+        path = ground.save("a  b\tc/ckpt.pt", b"one")
         hear(watch, 70, tokens=700, val_loss=2.5)
         hear(watch, 75, tokens=750, val_loss=2.4)
         watch.hear(str(path), 70, time.time())
         watch.look()
         body = json.loads((ground.checkpoints / "step-000000070" / "checkpoint.json").read_bytes())
-        assert (body["tokens"], body["val_loss"], body["external"]["path"]) == (700, 2.5, "out/ckpt.pt")
+        assert (body["tokens"], body["val_loss"], body["external"]["path"]) == (
+            700,
+            2.5,
+            "out/a  b\tc/ckpt.pt",
+        )
         (ground.root / "timelines.jsonl").unlink()  # the supervisor restores it from an older checkpoint
         ground.save("ckpt.pt", b"the second")
         watch.hear("out/ckpt.pt", 80, time.time())

@@ -49,6 +49,27 @@ def test_every_command_has_help_with_an_example(
     assert "Example: " in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "nowhere", "--prompt", "\udcff"),
+        ("rollback", "FILE", "1", "--reason", "\udcff"),
+        ("skip-set", "FILE", "key", "--reason", "\udcff"),
+        ("verify", "parquet", "nowhere", "--text-column", "\udcff"),
+        ("memory", "diagnose", "nowhere", "--text-column", "\udcff"),
+        *(("watch", f"--{name}", "\udcff", "--", "true") for name in ("resume", "notify", "state", "save")),
+        ("watch", "--", "true", "\udcff"),
+    ],
+    ids=" ".join,
+)
+def test_text_that_is_no_utf_8_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    file = str(write_pipeline(tmp_path, MINIMAL + SMALL))
+    assert exit_code([file if word == "FILE" else word for word in words]) == 64
+    assert "'\\udcff' is no UTF-8 text; write it in UTF-8" in capsys.readouterr().err
+
+
 def test_help_imports_nothing_that_only_a_command_needs() -> None:
     program = (
         "import sys; from stoker.cli.main import exit_code; exit_code(['--help']);"

@@ -48,7 +48,10 @@ def test_each_launch_has_a_line_the_running_one_too(
     paper: OnPaper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin, seconds = "2026-11-20T12:00:00Z", {"steps": 60.0, "redone": 20.0, "load": 20.0}
-    first = LaunchEnd("l1", 0, 0, begin, 100, 80, begin, "crashed", "exit code 1", {}, seconds)
+    long = "20261120T120000Z-110173d4"
+    first = LaunchEnd(
+        long, 0, 1_000_000, begin, 1_010_000, 1_009_000, begin, "stopped_as_asked", "", {}, seconds
+    )
     lost = LaunchEnd("l2", 0, 80, begin, 90, 80, seconds={"redone": 30.0})
     for one in (first, lost):
         note_end(paper.run.runs, one)
@@ -60,13 +63,13 @@ def test_each_launch_has_a_line_the_running_one_too(
     summary, goodput, _, *rows = ask(paper, capsys, "runs")
     assert summary.endswith(": 3 launched")
     assert goodput == "  goodput 46.2 % of 2 min 10 s; redone 50 s, load 20 s"
-    assert [row.split()[0] for row in rows] == ["l1", "l2", "l3"]
-    assert rows[0].split()[2:] == [
-        *("1", "min", "40", "s", "0", "to", "100", "80", "crashed", "60.0", "%", "20", "s")
-    ]
-    assert "not known" in rows[1] and rows[2].endswith("running")
+    assert [row.split()[0] for row in rows] == [long, "proven", "l2", "proven", "l3"]
+    assert " ".join(rows[0].split()[1:]) == "1 min 40 s 1,000,000-1,010,000 60 % stopped_as_asked"
+    assert rows[1] == "    proven to step 1,009,000; 20 s in steps made again"
+    assert max(map(len, (summary, goodput, *rows))) <= 80
+    assert "not known" in rows[2] and rows[4].endswith("running")
     note_end(paper.run.runs, running)  # the supervisor died before it cleared the books
-    assert len(ask(paper, capsys, "runs")) == 3 + 3
+    assert len(ask(paper, capsys, "runs")) == 3 + 5
 
 
 def test_a_run_without_launches_and_books_has_none_to_show(
@@ -87,7 +90,12 @@ def test_a_checkpoint_is_shown_with_what_keeps_it(paper: OnPaper, capsys: pytest
     digest = sha256((paper.run.checkpoints / "step-000000010" / BODY).read_bytes()).hexdigest()
     write_record(paper.run.mirror, {"v": 1, "copies": [vars(Mirrored.of(body, digest))]})
     paper.status["body"] = {"run": "main", "proven": ["step-000000010"]}
+    losses = {0: 4.0, 10: 3.5, 15: 3.25, 40: 3.0}
+    rows = [{"step": step, "timeline": 0, "val_loss": loss} for step, loss in losses.items()]
+    paper.run.metrics.parent.mkdir(exist_ok=True)
+    paper.run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, _, *rows = ask(paper, capsys, "checkpoint", "list")
+    assert " 3.5000  proven" in rows[0] and " 3.2500 at 15  sealed" in rows[1]
     assert rows[0].endswith("  proven, mirrored") and rows[1].endswith("  sealed")
     assert rows[2].split() == ["30", "its", "checkpoint.json", "cannot", "be", "read"]
     paper.status["body"]["run"] = "another"

@@ -115,9 +115,9 @@ def test_status_of_a_pipeline_that_never_ran(pipeline: Pipeline, capsys: pytest.
     assert exit_code(["status", str(pipeline.file)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "pipeline mine",
-        "  download_watchdog  never started",
-        "  stage_shard        never started",
         "  train_supervisor   never started",
+        "  stage_shard        never started",
+        "  download_watchdog  never started",
     ]
 
 
@@ -163,7 +163,7 @@ def test_a_terminal_gets_the_status_folded_and_coloured_by_state() -> None:
     coloured = list(terminal_lines("mine", daemons, 50, colour=True))
     assert coloured[0] == "\x1b[1mpipeline mine\x1b[0m"
     codes = [line.split("m")[0] for line in coloured[1:3] + coloured[4:5]]
-    assert codes == ["\x1b[2", "\x1b[33", "\x1b[31"], "never started, waiting for the disk, failed"
+    assert codes == ["\x1b[31", "\x1b[33", "\x1b[2"], "failed, waiting for the disk, never started"
 
 
 def test_status_as_json_is_the_daemons_own_snapshots(

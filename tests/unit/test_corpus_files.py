@@ -186,6 +186,19 @@ class TestQuarantine:
         assert {**reason, **FINDING, "path": "a-1", "kind": "parquet", "v": 1} == reason
         assert len(_names(tmp_path / "quarantine")) == 1
 
+    def test_a_file_that_has_another_name_in_the_users_folder_is_copied_so_that_a_repair_leaves_the_evidence(
+        self, tmp_path: Path
+    ) -> None:
+        users, linked = tmp_path / "a-1.parquet", tmp_path / "hot" / "a-1.parquet"
+        users.write_bytes(b"bad")
+        linked.parent.mkdir()
+        linked.hardlink_to(users)  # as staging does on one file system
+        reason = {**FINDING, "path": "a-1"}
+        folder = quarantine(tmp_path / "q", "parquet", "a-1", linked, reason, budget_bytes=1000)
+        users.write_bytes(b"good")
+        assert (folder / "a-1.parquet").read_bytes() == b"bad"
+        assert _names(folder) == ["a-1.parquet", "reason.json"] and not linked.exists()
+
     def test_what_is_over_the_budget_by_itself_is_given_up_and_its_reason_says_so(
         self, tmp_path: Path
     ) -> None:

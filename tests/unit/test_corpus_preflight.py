@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -217,3 +218,11 @@ def test_a_text_stored_once_for_all_rows_is_not_decoded_in_one_piece(tmp_path: P
     )
     ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=True)
     assert int(ended.stdout) < 120 << 10, "kilobytes; the file holds 200 MB of text"
+
+
+def test_one_function_opens_parquet_so_that_each_reader_is_bounded() -> None:
+    opens = re.compile(r"\b(ParquetFile|ParquetDataset|read_metadata|read_schema|read_table|dataset)\(")
+    files = Path(preflight_module.__file__).parents[2].rglob("*.py")
+    readers = [file.read_text() for file in files if "import pyarrow" in file.read_text()]
+    lines = [line.strip() for text in readers for line in text.splitlines() if opens.search(line)]
+    assert lines == ["return pq.ParquetFile("]

@@ -46,7 +46,25 @@ def test_three_unclean_ends_within_15_minutes_are_a_crash_loop_that_is_told_once
     before: str, ends: int | None
 ) -> None:
     found = unclean_ends(events(before), NOW)
-    assert (found.ends if found is not None and found.is_loop else None) == ends
+    assert (found.ends if found.is_loop else None) == ends
+
+
+@pytest.mark.parametrize(
+    ("before", "minutes_ago"),
+    [
+        ("", None),
+        ("s9 e8", None),
+        ("s9 e8 s7 e6", None),
+        ("s9", 0),
+        ("s9 s7 e6", 7),
+        ("s9 f8 s7 s5 e4 s3 e2", 5),
+    ],
+)
+def test_the_last_start_after_an_end_that_was_not_in_order_is_known_after_orderly_ones(
+    before: str, minutes_ago: float | None
+) -> None:
+    known = unclean_ends(events(before), NOW).latest
+    assert known == (None if minutes_ago is None else NOW - timedelta(minutes=minutes_ago))
 
 
 def test_it_names_the_last_end() -> None:

@@ -250,6 +250,9 @@ def test_a_value_becomes_one_line_or_is_left_out(inbox: Inbox, environ: Environ,
     assert (odd["LOSS"], odd["GRAD_NORM"]) == ("?", "nan")
     stoker.tell(loss=Tensor())
     assert inbox.read()[-1]["LOSS"] == "2.5"
+    path = "/out/two  blanks, a\ttab and a\u2028separator.pt"
+    stoker.tell(checkpoint=path)
+    assert inbox.read()[-1]["CHECKPOINT"] == path
 
 
 def test_a_stop_reaches_it_and_whoever_handled_it_before_and_later(environ: Environ, begin: Begin) -> None:

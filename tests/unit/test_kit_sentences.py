@@ -17,7 +17,12 @@ SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
     [
         (
             {"event": "file_verified", "path": "a.parquet", "size": 943_000, "sha256": SUM, "cached": False},
-            "a.parquet verified, 920.9 KiB",
+            "a.parquet hashed, 920.9 KiB",
+        ),
+        ({"event": "file_verified", "path": "a", "size": 1, "how": "fetched"}, "a verified, 1 B"),
+        (
+            {"event": "checkpoint_sealed", "path": "out/c-9", "step": 9, "bytes": 1},
+            "checkpoint of step 9 is sealed: out/c-9",
         ),
         (
             {"event": "source_proven", "path": "a.parquet", "tokens": 519_018, "documents": 1, "dropped": 0},
@@ -43,10 +48,12 @@ SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
                 "step": 5,
                 "steps": 9,
                 "loss": 3.2,
+                "val_loss": 3.3,
+                "val_step": 4,
                 "tokens_per_s": 123_456,
                 "eta_s": 7500,
             },
-            "step 5 of 9, loss 3.2000, 123.5 K tokens/s, 2 h 5 min left",
+            "step 5 of 9, loss 3.2000, held out 3.3000 at step 4, 123.5 K tokens/s, 2 h 5 min left",
         ),
         (  # a field that the sentence names is missing
             {"event": "trainer_exited", "exit_class": "killed", "pid": 123_456},
@@ -68,8 +75,8 @@ SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
             {"event": "odd_thing", "names": ["a", "b"], "once": True, "seq": 3},
             "odd thing: names a, b, once yes",
         ),
-        ({"event": "file_verified", "path": "a\nb\x1b[31m", "size": 1}, "a\\nb\\x1b[31m verified, 1 B"),
-        ({"event": "file_verified", "path": "{size}[x]", "size": 1}, "{size}[x] verified, 1 B"),
+        ({"event": "file_verified", "path": "a\nb\x1b[31m", "size": 1}, "a\\nb\\x1b[31m hashed, 1 B"),
+        ({"event": "file_verified", "path": "{size}[x]", "size": 1}, "{size}[x] hashed, 1 B"),
     ],
 )
 def test_an_event_is_a_sentence(event: dict[str, Any], told: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.corpus.quarantine.directory import DROP, RELEASE, REVALIDATE, mark
+from stoker.corpus.records.sources import SourceState
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action
 from stokerd.sharding.activities import quarantine
@@ -251,6 +252,22 @@ class TestBudget:
             mark(shard.layout.quarantine / name, time=f"{times[path]}T00:00:00Z")
         shard.state.records.quarantine.read_soon()
         assert act(shard) == ["DropFinding", "DropFinding"]
+        assert act(shard) == []
+
+    @pytest.mark.parametrize(
+        ("state", "is_over"),
+        [("seen", False), ("building", False), ("released", True), ("quarantined", False)],
+    )
+    def test_a_finding_against_a_content_that_was_replaced_ends_once_the_new_content_is_built(
+        self, shard: Shard, state: SourceState, is_over: bool
+    ) -> None:
+        name = put(shard, "a")
+        shard.source("a", state, reason="page_corrupt", sha256="7" * 64)
+        if state == "quarantined":
+            shard.finding("a", sha256="7" * 64)
+        released = ["source_released_from_quarantine", "mark released", "DropFinding"]
+        assert act(shard) == (released if is_over else [])
+        assert bool(shard.kept(name).things) is not is_over
         assert act(shard) == []
 
     def test_a_source_starts_over_when_somebody_took_its_finding_away(self, shard: Shard) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,21 @@ def test_a_file_with_little_to_compare_gets_the_fast_engine_too(
     assert chosen(task_for(tmp_path, tokenizer_like("gpt2"), texts)) == ("fastokens", "")
 
 
+def test_what_the_engines_remember_of_a_comparison_ends_with_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[threading.Thread] = set()
+    for engine in (HFEngine, FastEngine):
+
+        def noted(self: Any, texts: list[str], whole: Any = engine.documents) -> Any:
+            seen.add(threading.current_thread())
+            return whole(self, texts)
+
+        monkeypatch.setattr(engine, "documents", noted)
+    assert chosen(task_for(tmp_path, tokenizer_like("gpt2"))) == ("fastokens", "")
+    assert seen and not any(thread.is_alive() for thread in seen)
+
+
 @pytest.mark.parametrize("spoilt", ["prose", "odd texts"])
 def test_where_they_differ_the_reference_is_used_and_the_text_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
@@ -223,6 +239,14 @@ def test_a_builder_keeps_its_engines_for_the_next_file_and_tells_of_a_refused_on
         task = {**build_task(tmp_path, parquet, tokenizer), "engine": "auto"}
         assert build_worker.main(task, Recorder())["status"] == "published"
     assert made == ["tokenizers", "fastokens"]
+    for number in range(2, 4):  # the first leaves without the reference, the second loads it for its sample
+        monkeypatch.setattr(engine_check, "LARGE_BYTES", 1)
+        parquet = write_parquet(tmp_path / f"{number}.parquet", documents(50, seed=number))
+        task = {**build_task(tmp_path, parquet, tokenizer), "engine": "auto"}
+        assert build_worker.main(task, Recorder())["status"] == "published"
+        assert build_worker._kept[0].engines._reference is None
+    assert made == ["tokenizers", "fastokens", "tokenizers"]
+    made.clear()
     _forgets_its_promise(monkeypatch)
     tokenizer.write_bytes(tokenizer_like("llama3"))
     parquet = write_parquet(tmp_path / "refused.parquet", documents(50, seed=7))
@@ -231,7 +255,7 @@ def test_a_builder_keeps_its_engines_for_the_next_file_and_tells_of_a_refused_on
     assert build_worker.main(task, recorder)["status"] == "published"
     (told,) = [each for each in recorder.messages if each["kind"] == "engine"]
     assert told["used"] == "tokenizers" and "fastokens" in told["reason"]
-    assert made == ["tokenizers", "fastokens"] * 2
+    assert made == ["tokenizers", "fastokens"]
 
 
 def test_a_tokenizer_that_the_fast_engine_does_not_take_is_built_with_the_reference(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from stoker.config.load import load_pipeline
 from stoker.kit.handover import VERSION
 from stoker.store.errors import ConfigError, UnknownFormat
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
-from stoker.supervise.state import RunState
+from stoker.supervise.state import Phase, RunState
 from stokerd.common.check_reload import changes, main
 from support.pipelines import make_pipeline
 
-NOW = RunState().record()
+NOW = RunState(Phase.CLEANING, 0.0).record()
 
 
 def checked(

@@ -32,7 +32,7 @@ def test_only_while_it_stops_and_only_while_the_trainers_tree_works(tmp_path: Pa
     now = time.monotonic()
     launch = Launch("l1", 0, None, 0, Path("x.sock"))
     trainer = Trainer(launch, ProcessId(1, 1), TrainerView("l1", now, now), Stillness(now, now), 0.0)
-    run = Run(*cast(Any, (context, RunState(Phase.TRAINING, trainer=trainer), *[None] * 7)))
+    run = Run(*cast(Any, (context, RunState(Phase.TRAINING, 0.0, trainer=trainer), *[None] * 7)))
     control = TrainerControl(run)
     guarded = SimpleNamespace(poll=lambda: None, drain=list, trainer_pid=None, pid=os.getpid())
     control.guarded = cast(Any, guarded)

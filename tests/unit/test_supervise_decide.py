@@ -60,7 +60,7 @@ def decided(run: RunState, seen: Seen, now: float = NOW) -> tuple[do.Action, ...
 
 
 def begun(phase: Phase, **changes: Any) -> RunState:
-    return replace(RunState(phase=phase, since=NOW - 1), **changes)
+    return replace(RunState(phase, NOW - 1), **changes)
 
 
 WAIT = do.Wait("waiting for an earlier trainer to save and end", 0.2)
@@ -362,3 +362,10 @@ def test_a_new_round_forgets_what_the_last_one_found_and_keeps_what_is_not_answe
 def test_after_a_pause_what_could_not_be_read_is_read_again() -> None:
     run = proving(proofs={NEWEST: "unreadable", OLDER: "proven"}).paused(10.0, "x", NOW)
     assert (run.proofs, run.retry_at) == ({OLDER: "proven"}, NOW + 10.0)
+
+
+def test_no_kill_of_the_kernels_met_a_trainer_that_ended_with_0() -> None:
+    def kills(code: int | None, signum: int | None) -> int:
+        return trainer(oom_kills=(3,)).ended(GuardedEnd(code, signum), 4).evidence.oom_kills
+
+    assert (kills(0, None), kills(None, 9), kills(1, None)) == (0, 1, 1)

@@ -64,7 +64,7 @@ class Warm:
         store = SimpleNamespace(record=record, fruitful=lambda: self.data.append(("fruitful",)))
         self.run = Run(
             cast(Any, context),
-            RunState(phase=Phase.PROVING, proofs={NAME: "proven"}),
+            RunState(Phase.PROVING, 0.0, proofs={NAME: "proven"}),
             cast(Any, store),
             Checkpoints(pipeline),
             MirrorState(layout.mirror, pipeline.layout.quarantine),
@@ -225,7 +225,7 @@ def test_a_trainer_is_asked_to_stop_and_a_guard_that_does_not_see_to_it_is_kille
     launch = Launch("l1", 0, None, 0, tmp_path / "socket")
     trainer = Trainer(launch, ProcessId(1, 1), TrainerView("l1", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
     told: Any = SimpleNamespace(events=SimpleNamespace(record=lambda event, *_, **__: events.append(event)))
-    run = Run(*cast(Any, (told, RunState(phase=Phase.TRAINING, trainer=trainer), *[None] * 7)))
+    run = Run(*cast(Any, (told, RunState(Phase.TRAINING, 0.0, trainer=trainer), *[None] * 7)))
     control = TrainerControl(run)
     words: Any = SimpleNamespace(pid=1, stop=lambda: guard.append("stop"), kill=lambda: guard.append("kill"))
     control.guarded = words
@@ -246,7 +246,7 @@ def test_without_a_trainer_a_supervisor_that_begins_again_does_so_from_cleaning(
     (path / "checkpoint.json").write_bytes(data)
     run.checkpoints.proven(NEWER, BODY, hashlib.sha256(data).hexdigest())
     body = json.loads(json.dumps(run.handed_over()))
-    run.counted, run.state = Counted(), RunState()
+    run.counted, run.state = Counted(), RunState(Phase.CLEANING, 0.0)
     run.checkpoints.forget(NEWER)
     run.adopt(body)
     assert run.state.phase is Phase.CLEANING

@@ -80,6 +80,47 @@ def test_every_end_that_nobody_asked_for_has_its_class(
     assert judged(code, signum, seen, words).kind == kind
 
 
+RAISED = ("Traceback (most recent call last):", '  File "t.py", line 3, in <module>', "    x = 1 / 0",
+          "        ~~^~~", "ZeroDivisionError: division by zero")  # fmt: skip
+CUDA_HINTS = ("CUDA kernel errors might be asynchronously reported at some other API call.",
+              "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+              "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.")  # fmt: skip
+TORCHRUN = ("=" * 60, "train.py FAILED", "-" * 60, "Failures:", "  <NO_OTHER_FAILURES>", "-" * 60,
+            "Root Cause (first observed failure):", "[0]:", "  exitcode  : 1 (pid: 7)", "=" * 60)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (("step 1",), "finished"),
+        (("step 1", *RAISED), "finished_short"),
+        ((*RAISED, "During handling of the above exception, another exception occurred:", *RAISED),
+         "finished_short"),
+        (tuple(f"[rank1]: {line}" for line in RAISED), "finished_short"),
+        ((*RAISED[:-1], "KeyboardInterrupt"), "finished_short"),
+        ((*RAISED[1:-1], "SyntaxError: invalid syntax"), "finished_short"),
+        ((*RAISED[:-1], "torch.AcceleratorError: CUDA error: device-side assert", *CUDA_HINTS),
+         "finished_short"),
+        ((*RAISED[:-1], "torch.distributed.ChildFailedError:", *TORCHRUN), "finished_short"),
+        ((*RAISED, "wandb: Synced 5 files", "[rank0]:[W1120 ProcessGroup.cpp:1] destroy it"),
+         "finished_short"),
+        ((*RAISED, "no upload, then; trained"), "finished"),  # caught
+        ((*RAISED, "step 2", "ValueError: of no trace"), "finished"),
+        (("  indented", "Done"), "finished"),
+        (("ZeroDivisionError: division by zero",), "finished"),
+    ],
+)  # fmt: skip
+def test_exit_code_0_after_an_error_that_nobody_caught_is_that_of_a_pipe(
+    lines: tuple[str, ...], kind: str
+) -> None:
+    seen = Evidence(phase="train", step=7, lines=lines)
+    found = judged(0, None, seen)
+    assert found.kind == kind
+    assert ("bash -o pipefail -c" in found.detail) == (kind == "finished_short")
+    done = (replace(seen, last_step=7), replace(seen, ending="told"))  # all steps are made, or so it says
+    assert [judged(0, None, one).kind for one in done] == ["finished"] * 2
+
+
 @pytest.mark.parametrize(
     ("code", "signum", "seen", "kind"),
     [
@@ -149,6 +190,8 @@ def test_evidence_tells_what_says_something() -> None:
         "headroom_bytes": 1 << 30,
         "free_bytes": 0,
     }
+    elsewhere = replace(OOM, peak_bytes=1 << 20, headroom_after_bytes=1 << 30)
+    assert "oom_kills" not in elsewhere.body(), "the counter is the machine's"
 
 
 def test_room_on_a_disk_that_cannot_be_asked_is_not_known(tmp_path: Path) -> None:

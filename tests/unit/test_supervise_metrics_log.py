@@ -24,6 +24,7 @@ HISTORIES = {0: [(0, None)], 1: [(1, None), (0, 1)]}
     ("before", "timeline", "resume", "after"),
     [
         ([], 0, 0, []),
+        ([row(1)], 0, 0, []),
         ([row(1), row(2), row(3)], 0, 2, [row(1), row(2)]),
         ([row(1), row(2), row(3)], 0, 3, [row(1), row(2), row(3)]),
         ([row(0, val_loss=3.0), row(1)], 0, 0, [row(0, val_loss=3.0)]),
@@ -57,6 +58,9 @@ def test_opening_cuts_back_to_the_resume_step(
         ([row(1), row(2), row(3), row(4)[:-3]], [row(1), row(2)]),
         ([row(1), row(2)], [row(1), row(2)]),
         ([row(9), b"\0" * 100, row(3)], []),
+        ([row(3)], []),
+        ([row(3)[:-3]], []),
+        ([b"\0" * 3000 + b"\n"], []),
         ([row(9, 1), row(1), row(1, 1), row(3)], [row(9, 1), row(1), row(1, 1)]),
     ],
 )

@@ -23,7 +23,7 @@ def test_a_step_is_read_whole() -> None:
     )
     assert said == {
         "phase": "train", "step": 7, "tokens": 7000, "loss": 3.5,
-        "lr": 1e-3, "grad_norm": 0.5, "position": (2, 96),
+        "lr": 1e-3, "grad_norm": 0.5, "position": (2, 96), "unknown": ("NEW_KEY",),
     }  # fmt: skip
 
 

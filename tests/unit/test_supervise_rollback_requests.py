@@ -14,7 +14,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.log import ChainedLog
 from stoker.store.requests import file_request, pending_requests, read_outcome
 from stoker.supervise.mirror.inventory import Checkpoints
-from stoker.supervise.state import RunState
+from stoker.supervise.state import Phase, RunState
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
 from support.checkpoint_data import seal
@@ -49,7 +49,7 @@ class Case:
         context = SimpleNamespace(pipeline=pipeline, events=events)
         accounts.planner = SimpleNamespace(plan=plan_of(segment(0, 1000)))
         parts = cast(Any, (store, Checkpoints(pipeline), None, accounts, *[None] * 3))
-        self.run = Run(cast(Any, context), RunState(), *parts)
+        self.run = Run(cast(Any, context), RunState(Phase.CLEANING, 0.0), *parts)
         self.requests = Requests(self.run)
 
     def ask(self, to: int, timeline: int = 0) -> str:

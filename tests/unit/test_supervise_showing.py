@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,6 +59,7 @@ def shown(**changes: Any) -> dict[str, Any]:
         wait=changes.get("wait", DataWait(60.0)),
         timeline=0,
         forked="",
+        evaluated=lambda *_: changes.get("evaluated"),
     )
     checkpoints = SimpleNamespace(
         newest=changes.get("checkpoint", PROVEN), sealed=changes.get("sealed", PROVEN)
@@ -64,7 +67,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     train = SimpleNamespace(run="main", global_batch=4, foreign=changes.get("foreign"))
     context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
     parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, *[None] * 3))
-    state = RunState(phase=Phase.TRAINING, trainer=changes.get("live", TRAINING))
+    state = RunState(Phase.TRAINING, 0.0, trainer=changes.get("live", TRAINING))
     run = Run(cast(Any, context), state, *parts)
     run.counted.unsaved = changes.get("unsaved", run.counted.unsaved)
     return snapshot(run, changes.get("doing", "training"), is_ending=changes.get("ending", False))
@@ -139,6 +142,7 @@ def test_the_hourly_event_has_step_loss_speed_and_time_left_and_is_for_a_trainer
         "steps": 100,
         "loss": 2.5,
         "val_loss": 3.5,
+        "val_step": None,
         "tokens_per_s": 900,
         "eta_s": 100,
     }
@@ -162,6 +166,12 @@ def test_without_a_trainer_the_newest_sealed_checkpoint_tells_the_step_proven_or
     told = shown(live=None, sealed=None)
     assert told["checkpoint"] == {"name": "step-000000040", "step": 40, "proven": True}
     assert shown(live=None, sealed=None, checkpoint=None)["checkpoint"] is None
+
+
+@pytest.mark.parametrize("live", [None, trainer(step=60, val_loss=3.5), TRAINING])
+def test_the_newest_evaluation_is_the_logs_whatever_checkpoint_and_trainer_say(live: Trainer | None) -> None:
+    told = shown(live=live, evaluated=(40, 3.25))
+    assert (told["val_loss"], told["val_step"]) == (3.25, 40)
 
 
 def test_a_checkpoint_that_failed_is_trouble_until_a_later_one_is_sealed() -> None:
@@ -239,6 +249,23 @@ def test_the_last_words_tell_the_seconds_of_steps_and_saves() -> None:
     saving = said(later, 13.0, "PHASE=checkpoint")
     saved = said(said(saving, 14.0, "PHASE=checkpoint"), 15.5, "PHASE=train\nSTEP=10")
     assert (saving.saves_s, saved.saves_s, saved.steps_s) == ((), (2.5,), ())
+
+
+@pytest.mark.parametrize(
+    ("age_s", "read_as", "says"),
+    [
+        (59.0, "", "loading the trainer"),
+        (61.0, "", "running, no step recognised in its output: set train.external.step, or use the client"),
+        (61.0, "tqdm", "loading the trainer"),
+    ],
+)
+def test_a_trainer_whose_output_tells_no_step_is_not_said_to_be_loading_for_its_whole_run(
+    age_s: float, read_as: str, says: str
+) -> None:
+    loading = trainer(phase="load", phase_at=time.monotonic() - age_s)
+    foreign = replace(loading, launch=replace(LAUNCH, is_foreign=True), read_as=read_as)
+    assert status_text(shown(foreign=External(), live=foreign)).startswith(says)
+    assert status_text(shown(live=loading)).startswith("loading the trainer")
 
 
 def test_a_trainer_of_the_users_own_shows_no_plan_and_perhaps_no_last_step() -> None:

@@ -23,7 +23,7 @@ from stoker.supervise.run.memorization import (
     newest_gap,
     read_tail,
 )
-from stoker.supervise.state import RunState
+from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
 from stokerd.supervision.keep import _note_tokens
 from stokerd.supervision.run import Run
@@ -101,7 +101,7 @@ def test_it_is_told_at_an_evaluation_once_and_again_when_it_is_worse(tmp_path: P
     record = SimpleNamespace(record=lambda word, *_, **words: told.append({"event": word, **words}))
     accounts: Any = SimpleNamespace(planner=SimpleNamespace(plan=plan))
     context = SimpleNamespace(pipeline=pipeline, events=record)
-    parts = cast(Any, (context, RunState(), None, None, None, accounts, None, None, None))
+    parts = cast(Any, (context, RunState(Phase.CLEANING, 0.0), None, None, None, accounts, None, None, None))
     control = TrainerControl(Run(*parts))
     launch = Launch("l1", 0, None, 0, Path("x.sock"))
     trainer = Trainer(launch, ProcessId(1, 1), TrainerView("l1", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)

@@ -43,7 +43,7 @@ class Waiting:
         trainer = Trainer(launch, ProcessId(1, 1), view, Stillness(0.0, 0.0), 0.0)
         timings = SimpleNamespace(step=SimpleNamespace(observe=lambda _: None))
         counted = SimpleNamespace(nonfinite=0, last_step_at=None)
-        state = RunState(Phase.TRAINING, trainer=trainer)
+        state = RunState(Phase.TRAINING, 0.0, trainer=trainer)
         self.run = Run(*cast(Any, (None, state, *[None] * 5, timings, None, counted)))
         control = TrainerControl(self.run)
         control.guarded = guarded

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.kit import events
+from stoker.kit.event_words import REGISTER
 from stoker.kit.events import Log
 from stoker.kit.relay import KeptOutput, Relay
 from stoker.systemd import journal
@@ -162,26 +163,42 @@ def test_a_relay_to_the_journal_sends_entries(
         theirs.recv(1)
 
 
+def to_journal(daemon: str) -> Log:
+    """A log whose standard error is the journal's."""
+    found = os.fstat(2)
+    return Log(daemon, "demo", environ={"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+
+
+def test_an_event_is_the_sentence_of_a_terminal_with_its_fields_beside_it(server: Server) -> None:
+    log = to_journal("stage_shard")
+    log.info("source_proven", path="a.parquet", tokens=150_551, documents=374, dropped=26)
+    log.warning("sync_failed", message="the disk is full", path="b")
+    proven, failed = server.entries()
+    assert proven["MESSAGE"] == "a.parquet built: 150,551 tokens of 374 documents, 26 rows dropped"
+    assert (proven["STOKER_EVENT"], proven["STOKER_TOKENS"]) == ("source_proven", "150551")
+    assert failed["MESSAGE"].endswith("b: the disk is full")
+    assert failed["STOKER_MESSAGE"] == "the disk is full"
+
+
 def test_routine_work_is_a_line_a_minute_after_the_first_of_each_word(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = os.fstat(2)
-    log = Log("download_watchdog", "demo", environ={"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+    log = to_journal("download_watchdog")
     growing = ("file_verified", "listing_complete", "source_proven", "dataset_complete", "plan_grown")
     for number in range(100):  # a file more in the folder
         for word in growing:
             log.info(word, files=number)
-    assert server.messages() == [f"{word} files=0" for word in growing]
+    assert [entry["STOKER_EVENT"] for entry in server.entries()] == [*growing]
     log.warning("download_failed", path="x")
     log.info("daemon_stopped")
     log.info("file_verified", path="y")
     assert server.messages() == [
-        "download_failed path=x",
-        f'daemon_stopped besides="{", ".join(f"99 {word}" for word in growing)}"',
+        "an attempt to fetch a file failed: x. It is tried again by itself; the other files go on.",
+        f"the daemon ended in order (besides: {', '.join(f'99 {word}' for word in growing)})",
     ]
     monkeypatch.setattr(events, "ROUTINE_S", 0.0)
     log.info("source_proven", path="z")
-    assert server.messages() == ['source_proven path=z besides="1 file_verified"']
+    assert server.messages() == [f"{REGISTER['source_proven'].subject}: z (besides: 1 file_verified)"]
 
 
 def test_the_bars_limit_is_a_minute() -> None:

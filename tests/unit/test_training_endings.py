@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,20 @@ def test_the_step_where_wsd_begins_to_decay_is_sealed_though_none_is_due_and_one
     assert [int(path.name[-9:]) for path in run.checkpoints()] == [8, 9, 12]
     rates = {row["step"]: row["lr"] for row in run.rows() if "lr" in row}
     assert rates[4] == rates[9] == 3e-3 > rates[10] > rates[12] == pytest.approx(3e-4)
+
+
+def test_the_last_checkpoint_has_its_own_evaluation_and_a_resumed_run_the_newest_one(run: TrainerRun) -> None:
+    seals = {"every_s": None, "every_steps": 4, "busy": "skip"}
+    assert train(run, checkpoint=seals) == "steps"
+    body, evaluated = run.checkpoints()[-1] / "checkpoint.json", run.rows()[-1]
+    assert (evaluated["step"], json.loads(body.read_bytes())["val_loss"]) == (12, evaluated["val_loss"])
+    before = run.checkpoints()[0]  # sealed at step 4; its evaluation comes after
+    row = {"step": 4, "timeline": 0, "val_loss": 1.5}
+    lines = run.layout.metrics.read_text().splitlines(keepends=True)
+    at = next(place for place, line in enumerate(lines) if json.loads(line)["step"] > 4)
+    run.layout.metrics.write_text("".join([*lines[:at], json.dumps(row) + "\n"]))
+    with run.training(resume=before) as resumed:
+        assert resumed.progress.val_loss == 1.5
 
 
 LOSSES = [(4.0, 0.1), (3.0, 0.1), (2.95, 0.1), (2.85, 0.1), (2.8, 0.01), (None, None), (2.8, 0.1)]

@@ -269,7 +269,7 @@ class FolderSource(Source[Watched]):
 
     def summary(self) -> tuple[str, int]:
         counts, only = self.state.work.counts, self.state.only
-        text = f"{counts['verified']} files verified"
+        text = f"{counts['verified']} files hashed"
         if left := [path for path in self.state.work.pending if only is None or path in only]:
             text += f", {len(left)} left: they kept changing or could not be read"
         disputed = self.state.paths["disputed"] - self.state.work.pending.keys()

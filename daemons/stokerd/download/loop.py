@@ -33,24 +33,32 @@ FIGURES = (
     Figure("download_files", "Source files by state.", "by_state.*", {"state": ()}),
     Figure("download_verified_bytes", "Bytes of all verified files.", "verified_bytes"),
     Figure("download_hashed_bytes_total", "Bytes hashed since the start.", "hashed_bytes"),
-    Figure("download_last_progress_timestamp_seconds", "When a file was last read from.", "progress_at"),
+    Figure(
+        "download_last_progress_timestamp_seconds",
+        "Unix time at which a file was last read from.",
+        "progress_at",
+    ),
     Figure("download_source_watched", "1 while changes in the source folder are noticed at once.", "watched"),
     Figure("download_source_available", "1 while the source can be seen.", "available"),
     Figure("download_complete", "1 when every file of the pinned listing is vouched for.", "complete"),
-    Figure("download_eta_seconds", "Time until every file is here.", "eta_s"),
+    Figure("download_eta_seconds", "Seconds until every source file is here.", "eta_s"),
     # Only of a source that is fetched
     Figure("download_fetched_bytes_total", "Bytes that came over the network.", "fetched_bytes"),
     Figure("download_durable_bytes_total", "Fetched bytes made durable.", "durable_bytes"),
     Figure("download_refetched_bytes_total", "Fetched bytes that were dropped.", "counted.refetched_bytes"),
-    Figure("download_retries_total", "Attempts that failed.", "failed_tries.*", {"class": TRY_CLASSES}),
+    Figure(
+        "download_retries_total", "Attempts to fetch that failed.", "failed_tries.*", {"class": TRY_CLASSES}
+    ),
     Figure("download_mismatches_total", "Files whose content was wrong.", "counted.mismatches"),
     Figure("download_worker_restarts_total", "Fetch workers that died or hung.", "counted.restarts"),
     Figure("download_given_up", "Files that could not be brought.", "files.given_up"),
     Figure(
-        "download_rate_bytes_per_second", "Bytes made durable, of a folder hashed.", "rate_bytes_per_second"
+        "download_rate_bytes_per_second",
+        "Bytes each second made durable, or hashed in a folder.",
+        "rate_bytes_per_second",
     ),
     Figure("download_paused", "1 while nothing new is fetched.", "is_paused.*", {"reason": REASONS}),
-    Figure("config_download_stall_seconds", "The longest time without a byte.", "stall_s"),
+    Figure("config_download_stall_seconds", "Most seconds without a byte of a transfer, as set.", "stall_s"),
     *process_figures(DOWNLOAD_WATCHDOG),
 )
 

@@ -51,42 +51,61 @@ FIGURES = (
     Figure("shard_imported_sets", "Imported sets.", "imported.*", {"documents": ("known", "unknown")}),
     Figure("shard_dropped_rows", "Rows that filters dropped of proven sets.", "dropped.*", DROPPED),
     Figure("shard_workers", "Workers at work.", "at_work.*", ACTIVITY),
-    Figure("shard_workers_rss_bytes", "Resident memory of all workers together.", "workers_rss_bytes"),
-    Figure("shard_tokens_per_second", "Tokens committed, over the last half minute.", "tokens_per_second"),
-    Figure("shard_parquet_bytes_per_second", "Parquet brought to its end.", "parquet_bytes_per_second"),
-    Figure("shard_parquet_left_bytes", "Parquet that waits for its end.", "bytes_left"),
-    Figure("shard_eta_seconds", "Time until all of it came to its end.", "eta_s"),
-    Figure("shard_last_progress_timestamp_seconds", "When something last got on.", "progress_at"),
+    Figure("shard_workers_rss_bytes", "Resident bytes of all sharding workers.", "workers_rss_bytes"),
+    Figure(
+        "shard_tokens_per_second", "Tokens committed each second, over half a minute.", "tokens_per_second"
+    ),
+    Figure(
+        "shard_parquet_bytes_per_second",
+        "Parquet bytes brought to their end each second.",
+        "parquet_bytes_per_second",
+    ),
+    Figure("shard_parquet_left_bytes", "Bytes of parquet that wait for their end.", "bytes_left"),
+    Figure("shard_eta_seconds", "Seconds until all sources came to their end.", "eta_s"),
+    Figure(
+        "shard_last_progress_timestamp_seconds", "Unix time at which sharding last got on.", "progress_at"
+    ),
     Figure("shard_dataset_complete", "1 when every listed source came to its end.", "complete"),
     Figure("shard_sets", "Shard sets on hot, copied to warm, and on warm only.", "sets.by_place.*", PLACE),
-    Figure("shard_sets_bytes", "What those sets take.", "sets.bytes.*", PLACE),
-    Figure("shard_disk_free_bytes", "Free space as last measured.", "disks.*.free_bytes", DISK),
-    Figure("shard_disk_size_bytes", "Size of the file system.", "disks.*.total_bytes", DISK),
-    Figure("shard_disk_claimed_bytes", "What all daemons claim of it.", "disks.*.claimed_bytes", DISK),
-    Figure("shard_disk_free_inodes", "Files that can still be made.", "disks.*.free_inodes", DISK),
-    Figure("shard_disk_inodes", "Files the file system can hold.", "disks.*.inodes", DISK),
+    Figure("shard_sets_bytes", "Bytes of the shard sets on each disk.", "sets.bytes.*", PLACE),
+    Figure("shard_disk_free_bytes", "Bytes free on the disk, as last measured.", "disks.*.free_bytes", DISK),
+    Figure("shard_disk_size_bytes", "Bytes of the disk's file system.", "disks.*.total_bytes", DISK),
+    Figure(
+        "shard_disk_claimed_bytes", "Bytes that all daemons claim of the disk.", "disks.*.claimed_bytes", DISK
+    ),
+    Figure(
+        "shard_disk_free_inodes", "Files that can still be made on the disk.", "disks.*.free_inodes", DISK
+    ),
+    Figure("shard_disk_inodes", "Files that the disk's file system can hold.", "disks.*.inodes", DISK),
+    Figure(
+        "shard_disk_device", "Number of the disk's file system; disks may share one.", "disks.*.device", DISK
+    ),
     Figure("shard_disk_up", "1 while the disk answers.", "disks.*.up", DISK),
     Figure("shard_syncs_waiting", "Sets without a proven copy on warm.", "sets.waiting_for_sync"),
     Figure("shard_sets_wanted_cold", "Sets that a run waits for and are not on hot.", "sets.wanted_cold"),
-    Figure("paused", "1 while work waits for this.", "is_paused.*", {"reason": REASONS}),
+    Figure("paused", "1 while the stage-shard loop waits for this.", "is_paused.*", {"reason": REASONS}),
     Figure("staging_paused", "1 while the source folder does not answer.", "is_staging_paused"),
     Figure("workers_stuck", "Killed workers that the kernel does not let go.", "stuck"),
-    Figure("worker_rss_bytes", "Memory of the largest worker of an activity.", "largest.*", ACTIVITY),
-    Figure("memory_ladder_step", "Rungs below the top: smaller batches, then fewer builders.", "memory.step"),
+    Figure("worker_rss_bytes", "Bytes of the largest worker of an activity.", "largest.*", ACTIVITY),
+    Figure("memory_ladder_step", "Rungs below the top of the memory ladder.", "memory.step"),
     Figure("builders_wanted", "How many builders may be at work.", "parallelism.builders"),
     Figure("copies_wanted", "How many files may be brought to hot at once.", "parallelism.copies"),
-    Figure("landing_unneeded_bytes", "Fetched files that nothing needs any more.", "landing.unneeded_bytes"),
+    Figure(
+        "landing_unneeded_bytes",
+        "Bytes of fetched files that nothing needs any more.",
+        "landing.unneeded_bytes",
+    ),
     Figure("quarantine_files", "Things kept in quarantine.", "quarantine.files.*", KIND),
     Figure("quarantine_bytes", "Bytes kept in quarantine.", "quarantine.bytes.*", KIND),
     Figure(
         "quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", {"verdict": VERDICTS}
     ),
-    Figure("quarantine_dropped_total", "Things given up.", "quarantine.dropped.*", KIND),
+    Figure("quarantine_dropped_total", "Things given up from quarantine.", "quarantine.dropped.*", KIND),
     Figure("worker_ends_total", "Ends of workers and of their tasks.", "ends.*.*", ENDS),
     Figure("workers_recycled_total", "Builders ended at a commit point for their size.", "recycled"),
     Figure("shard_moved_bytes_total", "Bytes of sets moved.", "moved_bytes.*", {"move": tuple(MOVES)}),
-    Figure("config_warm", "1 with a warm store.", "config.warm"),
-    Figure("config_quarantine_bytes", "The quarantine's budget.", "config.quarantine_bytes"),
+    Figure("config_warm", "1 where the pipeline has a warm store.", "config.warm"),
+    Figure("config_quarantine_bytes", "Bytes that quarantine may keep, as set.", "config.quarantine_bytes"),
     *process_figures(STAGE_SHARD),
 )
 
@@ -214,7 +233,7 @@ def _size(state: State, size: DiskSize | None) -> dict[str, Any]:
     if size is None:
         return {}
     inodes = {"inodes": size.inodes, "free_inodes": size.free_inodes} if size.inodes else {}
-    of = {"total_bytes": size.total_bytes, "free_bytes": size.free_bytes, **inodes}
+    of = {"device": size.device, "total_bytes": size.total_bytes, "free_bytes": size.free_bytes, **inodes}
     return {**of, "claimed_bytes": state.space.claimed(size)}
 
 

@@ -57,7 +57,7 @@ class Requests:
     def _pause(self, request: Request) -> Mapping[str, Any]:
         """Has the trainer seal a checkpoint and end, and none launched until the run is resumed."""
         run, record = self.run, self.run.store.record
-        if record is None or record.state in ("finished", "failed"):
+        if record is None or record.is_over:
             return {"refused": f"the run {'is ' + record.state if record else 'has not begun'}"}
         if record.paused is None:
             run.store.pause(request.by)

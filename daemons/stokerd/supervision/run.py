@@ -47,15 +47,15 @@ class Timings:
     """Histograms of seconds, since the supervisor started."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.step = metrics.histogram("train_step_seconds", "Time of a step.", STEP_BUCKETS)
+        self.step = metrics.histogram("train_step_seconds", "Seconds of a training step.", STEP_BUCKETS)
         self.save = metrics.histogram(
-            "checkpoint_save_seconds", "Time the trainer spent saving a checkpoint.", SAVE_BUCKETS
+            "checkpoint_save_seconds", "Seconds that the trainer spent saving a checkpoint.", SAVE_BUCKETS
         )
         self.hook = metrics.histogram(
-            "train_hook_seconds", "Time of a command of train.on_checkpoint.", SAVE_BUCKETS
+            "train_hook_seconds", "Seconds of a command of train.on_checkpoint.", SAVE_BUCKETS
         )
         self.proof = metrics.histogram(
-            "checkpoint_proof_seconds", "Time of a checkpoint's proof.", SAVE_BUCKETS
+            "checkpoint_proof_seconds", "Seconds of a checkpoint's proof.", SAVE_BUCKETS
         )
 
 
@@ -169,7 +169,7 @@ def load_run(context: DaemonContext) -> Run:
     is_mirrored = pipeline.warm_layout is not None and pipeline.train.checkpoint.mirror
     return Run(
         context,
-        RunState(),
+        RunState(Phase.CLEANING, time.monotonic()),
         store,
         Checkpoints(pipeline),
         MirrorState(layout.mirror, pipeline.layout.quarantine) if is_mirrored else None,

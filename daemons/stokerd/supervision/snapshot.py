@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.checkpoints.format import known_step
 from stoker.config.units import format_count, format_duration
 from stoker.plan.growth import ENOUGH
 from stoker.plan.log import Plan
@@ -13,9 +14,14 @@ from stoker.plan.positions import START, Position, left_after
 from stoker.store.errors import DataError
 from stoker.supervise.health.trainer_protocol import STEPPING
 from stoker.supervise.state import Phase, RunState
+from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run
 
 REFUSED_REMEDY = "a crash would cost it: docs/trainers.md says what a checkpoint must be"
+UNREAD_S = 60.0  # without a step in a trainer's output
+UNREAD = (
+    "running, no step recognised in its output: set train.external.step, or use the client (docs/trainers.md)"
+)
 
 
 def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = None) -> dict[str, Any]:
@@ -38,10 +44,13 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
             *("mfu", "data_wait_s", "save_stall_s", "memory_bytes", "alloc_retries", "micro_batch"),
         )
     }
+    said["val_step"] = None
+    if evaluated := accounts.evaluated(view and (view.launch, view.phase, view.val_loss)):
+        said["val_step"], said["val_loss"] = evaluated
     if newest is not None:
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
-                said[name] = newest.body.get(name)
+                said[name] = known_step(newest.body) if name == "step" else newest.body.get(name)
     has_plan = not run.is_foreign
     timeline, failed_step, why_unsaved = run.counted.unsaved
     is_unsaved = timeline == accounts.timeline and failed_step > (newest.step if newest else -1)
@@ -73,9 +82,11 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "launch": view.launch if view else None,
         "launches": record.launches if record else 0,
         "steps_from": (live.read_as or "nothing" if live.is_read else "messages") if live else None,
+        "unread": live is not None and _is_unread(live, time.monotonic()),
         "trainer_pid": live.pid if live else None,
         "next_launch_s": _next_launch_s(run.state, time.monotonic()),
-        "checkpoint": newest and {"name": newest.path.name, "step": newest.step, "proven": newest is proven},
+        "checkpoint": newest
+        and {"name": newest.path.name, "step": known_step(newest.body), "proven": newest is proven},
         "trouble": trouble,
         "mirror": run.mirror and run.mirror.status(copying),
         "plan_entries": len(plan.entries) if has_plan else None,
@@ -90,6 +101,16 @@ def _next_launch_s(state: RunState, now: float) -> float | None:
     return round(max(0.0, state.retry_at - now), 1) if state.phase is Phase.BACKOFF else None
 
 
+def _is_unread(live: Trainer, now: float) -> bool:
+    """Returns whether a trainer's output has told no step for so long that it may be long past loading."""
+    return (
+        live.is_read
+        and not live.read_as
+        and live.view.phase == "load"
+        and now - live.view.phase_at > UNREAD_S
+    )
+
+
 # What a trainer that trains does where it makes no steps, by the phase it tells.
 _PHASES = {
     "load": "loading the trainer",
@@ -102,7 +123,9 @@ _PHASES = {
 def status_text(shown: dict[str, Any]) -> str:
     """One line for systemd's STATUS: what it does, how far, how fast."""
     doing = str(shown["doing"])
-    if doing == "training":
+    if doing == "training" and shown["unread"]:
+        doing = UNREAD
+    elif doing == "training":
         doing = _PHASES.get(shown["phase"], doing)
     if shown["launch"] is None or shown["step"] is None:
         return doing
@@ -115,7 +138,7 @@ def status_text(shown: dict[str, Any]) -> str:
     if shown["eta_s"] is not None:
         parts.append(f"{format_duration(shown['eta_s'])} left")
     if shown["checkpoint"] is not None:
-        parts.append(f"checkpoint {shown['checkpoint']['step']}")
+        parts.append(f"checkpoint {shown['checkpoint']['step'] or 'of an unknown step'}")
     if shown["trouble"]:
         parts.append(shown["trouble"])
     return ", ".join(parts)
@@ -125,7 +148,7 @@ def run_progress(shown: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the hourly event run_progress; {} while no step is made."""
     if not shown["tokens_per_s"]:
         return {}
-    details = {name: shown[name] for name in ("step", "steps", "loss", "val_loss")}
+    details = {name: shown[name] for name in ("step", "steps", "loss", "val_loss", "val_step")}
     left_s = None if shown["eta_s"] is None else round(shown["eta_s"])
     return {**details, "tokens_per_s": round(shown["tokens_per_s"]), "eta_s": left_s}
 

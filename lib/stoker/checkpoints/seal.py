@@ -20,8 +20,9 @@ import json
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ from stoker.store.files import fsync_tree, inside, make_dir, opened, publish_dir
 FILE_BYTES = 1 << 30  # a limit on files, so that they can be hashed in parallel
 SPARE_BYTES = 64 << 20  # that a copy leaves free, for the records of the daemons
 _FICLONE = 0x40049409  # <linux/fs.h>
+_AHEAD = 8  # pieces: writing waits for no hash that is late by a moment, at 4 MiB a piece
 _WORTH_A_THREAD = 256 << 10  # bytes that take longer to hash than a thread to wake
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
@@ -134,12 +136,16 @@ class CheckpointWriter:
                 remove_tree(self._temporary)
 
     def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-        return write_hashed(self._temporary / name, chunks)
+        return write_hashed(self._temporary / name, chunks, ahead=_AHEAD)
 
 
-def write_hashed(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
-    """Writes a new file durably; returns the size and hash of the bytes handed to write(2)."""
+def write_hashed(path: Path, chunks: Iterable[bytes | memoryview], *, ahead: int = 0) -> FileEntry:
+    """Writes a new file durably; returns the size and hash of the bytes handed to write(2).
+
+    Up to `ahead` pieces are written before an earlier one is hashed: their memory must not change meanwhile.
+    """
     digest, flags = hashlib.sha256(), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    hashing: deque[Future[None]] = deque()
     with (
         storage_errors("write", path),
         opened(path, flags) as descriptor,
@@ -147,14 +153,17 @@ def write_hashed(path: Path, chunks: Iterable[bytes | memoryview]) -> FileEntry:
     ):
         writer = DirectWriter(descriptor)
         for piece in _pieces(chunks):
-            if piece.nbytes < _WORTH_A_THREAD:
+            if piece.nbytes < _WORTH_A_THREAD and not hashing:
                 digest.update(piece)
                 writer.append(piece)
-            else:
-                hashed = hasher.submit(digest.update, piece)
-                writer.append(piece)
-                hashed.result()
+                continue
+            hashing.append(hasher.submit(digest.update, piece))
+            writer.append(piece)
+            while len(hashing) > ahead:
+                hashing.popleft().result()
         writer.commit()
+        for hashed in hashing:
+            hashed.result()
     return FileEntry(writer.done, digest.hexdigest())
 
 

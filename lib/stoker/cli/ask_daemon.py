@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -24,12 +24,16 @@ def ask(
     condition: Mapping[str, Any] | None = None,
     *,
     quiet: bool,
+    judge: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> dict[str, Any]:
     """Files a request; returns the daemon's answer, or `{"filed": id}` where the daemon is not running.
 
-    A daemon that is not running handles the request at its next start.
+    A daemon that is not running handles the request at its next start. What it would refuse then is refused
+    now: `judge` returns that answer, None where only the daemon can judge.
     """
     become_owner(pipeline)
+    if read_holder(pipeline.layout.lock(daemon)) is None and (answer := judge()) is not None:
+        return answer
     request = file_request(pipeline.layout, daemon, verb, args, condition)
     name, is_said = daemon.replace("_", " "), quiet
     while True:

@@ -47,6 +47,21 @@ planned_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_l
 data_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load_data)
 
 
+class _Text(click.types.StringParamType):
+    """Text for a record, a model or a column's name; a path, which may have any bytes, is a PATH."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(super().convert(value, param, ctx))
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r} is no UTF-8 text; write it in UTF-8.", param, ctx)
+        return text
+
+
+TEXT = _Text()
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers; nan, which compares with none, and inf are outside of every one."""
 

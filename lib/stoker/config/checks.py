@@ -71,13 +71,17 @@ def unusual_tokens(train: Train, vocab_size: int) -> str:
     )
 
 
-def notes(pipeline: Pipeline) -> list[Fault]:
-    """Returns notes on valid settings that may surprise; `config check` prints them."""
+def notes(pipeline: Pipeline, horizon: int | None = None) -> list[Fault]:
+    """Returns notes on valid settings that may surprise; `config check` prints them.
+
+    `horizon` is the run's last step, which the file alone does not tell where a run by tokens has begun.
+    """
     checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
     if pipeline.train.foreign is not None:
         return _foreign_notes(pipeline)
     far = unusual_tokens(pipeline.train, vocabulary(pipeline)) if pipeline.tokenizer.train else ""
-    warmup, horizon = pipeline.train.schedule.warmup_steps, pipeline.train.horizon
+    warmup, horizon = pipeline.train.schedule.warmup_steps, horizon or pipeline.train.horizon
+    too_long = "" if pipeline.train.steps else _too_long(pipeline.train, horizon)
     return _broken(
         [
             (
@@ -96,6 +100,7 @@ def notes(pipeline: Pipeline) -> list[Fault]:
                 "train.schedule.warmup_steps",
                 f"{warmup} is not below the run's {horizon} steps; the rate only ever rises",
             ),
+            (too_long, "train.schedule.warmup_steps", too_long),
         ]
     )
 
@@ -329,15 +334,22 @@ def _schedule(train: Train) -> Iterator[Rule]:
     schedule = train.schedule
     if schedule.decay is None:
         return
-    name, warmup = schedule.name, schedule.warmup_steps
+    name = schedule.name
     yield name != "wsd", "train.schedule.decay", f"means nothing for name: {name}; remove it, or name wsd"
     yield not schedule.decay, "train.schedule.decay", "must be above 0; without a decay, write name: constant"
-    begins = schedule.decay_begins(train.horizon) or 0
-    too_long = (
-        f"{warmup} steps of warm-up and {train.horizon - begins} of decay are more than the run's "
-        f"{train.horizon}; lower warmup_steps or decay"
+    too_long = _too_long(train, train.horizon)
+    yield train.steps and too_long, "train.schedule.warmup_steps", too_long
+
+
+def _too_long(train: Train, horizon: int) -> str:
+    """Returns what is wrong with a warm-up that lasts into the decay of wsd; "" for nothing."""
+    warmup, begins = train.schedule.warmup_steps, train.schedule.decay_begins(horizon)
+    if not train.schedule.decay or begins is None or warmup <= begins:
+        return ""
+    return (
+        f"{warmup} steps of warm-up and {horizon - begins} of decay are more than the run's {horizon}; "
+        "lower warmup_steps or decay"
     )
-    yield schedule.decay and warmup > begins, "train.schedule.warmup_steps", too_long
 
 
 def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:

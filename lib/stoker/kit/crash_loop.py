@@ -20,9 +20,10 @@ SILENT = "without a word: a kill, a crash of the interpreter, or a power cut"
 class UncleanEnds:
     """The `ends` of 15 minutes, the last one among them; `last` is what the daemon said of that."""
 
-    ends: int
+    ends: int  # 0: the last end was in order
     last: str
     told: bool  # as a crash loop, within the time
+    latest: datetime | None  # the last start after an unclean end; the one that begins now may be it
 
     @property
     def is_loop(self) -> bool:
@@ -37,8 +38,8 @@ class UncleanEnds:
         )
 
 
-def unclean_ends(events: Iterable[Mapping[str, Any]], now: datetime) -> UncleanEnds | None:
-    """Returns the unclean ends of a daemon beginning `now`; None where its last end was in order.
+def unclean_ends(events: Iterable[Mapping[str, Any]], now: datetime) -> UncleanEnds:
+    """Returns the unclean ends of a daemon beginning `now`.
 
     An end is unclean unless `daemon_stopped` tells of it: a kill, a power cut, an error. It counts when the
     next start finds it.
@@ -58,8 +59,10 @@ def unclean_ends(events: Iterable[Mapping[str, Any]], now: datetime) -> UncleanE
                 last = str(event.get("message") or SILENT)
             case "daemon_crash_loop":
                 told = _time(event)
-    ends = 1 + sum(now - time <= WITHIN for time in found)
-    return UncleanEnds(ends, last, told is not None and now - told <= WITHIN) if is_open else None
+    if is_open:
+        found.append(now)
+    ends = sum(now - time <= WITHIN for time in found) if is_open else 0
+    return UncleanEnds(ends, last, told is not None and now - told <= WITHIN, max(found, default=None))
 
 
 def _time(event: Mapping[str, Any]) -> datetime:

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import count
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
@@ -27,7 +28,14 @@ from stoker.kit.handover import Handover, take_over
 from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import PORT_KEYS
-from stoker.store.errors import LockHeld, StokerError, StorageError, UnavailableError, storage_errors
+from stoker.store.errors import (
+    ConfigError,
+    LockHeld,
+    StokerError,
+    StorageError,
+    UnavailableError,
+    storage_errors,
+)
 from stoker.store.files import sweep_temporaries
 from stoker.store.log import LogScan
 from stoker.systemd.drop_ins import unit_differs
@@ -35,6 +43,7 @@ from stoker.systemd.drop_ins import unit_differs
 __all__ = ["DaemonContext", "daemon_main"]
 
 FAILED_S = 30.0
+PORT_REFUSALS, PORT_WAIT_S = 3, 10.0
 COMMAND_PURPOSE = "command"  # the lock's purpose while a command does a stopped daemon's work for a moment
 COMMAND_PATIENCE_S = 30.0
 WANTED_FILES = 8192  # enough for a thousand workers (three pipes and a pidfd each); a higher limit is kept
@@ -157,16 +166,17 @@ def _lock(pipeline: Pipeline, name: str, waiter: Waiter, handover: Handover | No
 
 def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
     context.waiter.on_signal = lambda signum: _tell_signal(context, signum)
-    metrics, asked, before = context.metrics, context.pipeline.metrics, context.handover
-    listening = None if before is None else before.descriptors["metrics"]
-    place = metrics.serve(asked.address, getattr(asked.ports, PORT_KEYS[context.name]), listening=listening)
+    metrics, before = context.metrics, context.handover
+    place = _serve(context)
     context.kept = {"lock": lock.fileno(), "metrics": metrics.listening, "signals": context.waiter.wake_up}
     try:
         if before is None:
             lock.update({"runtime": str(context.runtime.root), "metrics": place})
             context.write_runtime_files(place)
             ends = _unclean_ends(context)
-            after = {"after": f"an end {SILENT}"} if ends is not None and ends.last == SILENT else {}
+            metrics.unclean_at = None if ends is None or ends.latest is None else ends.latest.timestamp()
+            is_silent = ends is not None and ends.ends and ends.last == SILENT
+            after = {"after": f"an end {SILENT}"} if is_silent else {}
             context.events.record("daemon_started", pid=os.getpid(), once=context.once, **after)
             if ends is not None and ends.is_loop:
                 context.events.record("daemon_crash_loop", message=str(ends), ends=ends.ends)
@@ -178,6 +188,27 @@ def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
         metrics.close()
         context.events.close()
     return code
+
+
+def _serve(context: DaemonContext) -> str:
+    """Takes the metrics port; raises ConfigError where it stays taken, as by another pipeline's daemon.
+
+    systemd would start this daemon again without end, and its unit would be "activating" for ever.
+    """
+    asked, before = context.pipeline.metrics, context.handover
+    listening = None if before is None else before.descriptors["metrics"]
+    port = getattr(asked.ports, PORT_KEYS[context.name])
+    for refusals in count(1):
+        try:
+            return context.metrics.serve(asked.address, port, listening=listening)
+        except UnavailableError as error:
+            if not os.environ.get("NOTIFY_SOCKET") or context.stopping:
+                raise
+            if refusals == PORT_REFUSALS:
+                raise ConfigError(str(error)) from error
+        context.notifier.extend_timeout(2 * PORT_WAIT_S)
+        context.waiter.wait(PORT_WAIT_S)
+    raise AssertionError
 
 
 def _look_at_unit(context: DaemonContext) -> None:

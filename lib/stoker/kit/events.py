@@ -33,8 +33,9 @@ class Log:
     """Writes to the journal when standard error is connected to the journal, else lines to standard error.
 
     The journal gets the first line of each routine word, then one line a minute about routine work, with a
-    count of the others, which are events on disk. A terminal gets sentences, any other output key=value. A
-    line that cannot be written is lost in silence: a failing log must not stop a daemon.
+    count of the others, which are events on disk. Journal and terminal get sentences, the journal with the
+    fields beside them; any other output key=value. A line that cannot be written is lost in silence: a
+    failing log must not stop a daemon.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class Log:
 
     def write(self, level: str, event: str, message: str, fields: Mapping[str, Any]) -> None:
         """Writes one line; level is a key of PRIORITIES."""
-        text = format_fields({**({"message": message} if message else {}), **fields})
-        if self._journal is not None and self._to_journal(level, event, text, fields):
+        fields = {**({"message": message} if message else {}), **fields}
+        if self._journal is not None and self._to_journal(level, event, fields):
             return
         if self._tty:
-            data = self.footer.line(sentence({"event": event, "message": message, **fields}), level)
+            data = self.footer.line(sentence({**fields, "event": event}), level)
         else:
+            text = format_fields(fields)
             who = f"daemon={self.daemon} pipeline={self.pipeline}"
             line = f"{utc_now()} level={level} {who} event={event} {text}"
             data = line.rstrip().encode("utf-8", "replace") + b"\n"
@@ -79,7 +81,7 @@ class Log:
         except OSError:  # the terminal or the pipe is gone; the event log still has the event
             return
 
-    def _to_journal(self, level: str, event: str, text: str, fields: Mapping[str, Any]) -> bool:
+    def _to_journal(self, level: str, event: str, fields: Mapping[str, Any]) -> bool:
         assert self._journal is not None
         if event in REGISTER and REGISTER[event].is_routine and level == "info":
             now = time.monotonic()
@@ -88,12 +90,13 @@ class Log:
                 return True
             self._routine_at = now
             self._told.add(event)
+        text = sentence({**fields, "event": event})
         if self._held and level == "info":
             words = ", ".join(f"{count} {word}" for word, count in self._held.most_common())
-            text = f"{text} besides={_quoted(words)}".lstrip()
+            text = f"{text} (besides: {words})"
             self._held.clear()
         entry = {
-            "MESSAGE": f"{event} {text}".rstrip(),
+            "MESSAGE": text,
             "PRIORITY": str(PRIORITIES[level]),
             "SYSLOG_IDENTIFIER": "stoker-" + self.daemon.replace("_", "-"),
             **({"MESSAGE_ID": message_id(event)} if event in REGISTER else {}),

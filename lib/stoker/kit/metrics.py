@@ -28,6 +28,7 @@ from prometheus_client import CollectorRegistry, Histogram, disable_created_metr
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stoker.kit.event_words import words_of
+from stoker.kit.ports import listener_on
 from stoker.kit.process import sample_process
 from stoker.store.errors import ConfigError, UnavailableError
 
@@ -67,16 +68,29 @@ class Figure:
 
 # Metrics of every daemon: its size and CPU time, its version, its events, the requests to it.
 OWN = (
-    Figure("daemon_rss_bytes", "Resident memory of the daemon.", "rss_bytes"),
+    Figure("daemon_rss_bytes", "Resident bytes of the daemon.", "rss_bytes"),
     Figure("daemon_threads", "Threads of the daemon.", "threads"),
-    Figure("daemon_start_time_seconds", "When it started, Unix time.", "started"),
-    Figure("daemon_cpu_seconds_total", "CPU time the daemon used.", "cpu_s"),
-    Figure("daemon_beat_timestamp_seconds", "When its loop last got round, Unix time.", "beat_at"),
-    Figure("daemon_clock_seconds", "This machine's clock at the scrape, Unix time.", "clock"),
-    Figure("build_info", "What runs here; always 1.", "build.*.*", {"version": (), "python": ()}),
-    Figure("events_total", "What happened, by event word.", "events.*", {"event": ()}),
-    Figure("requests_waiting", "Requests without an answer.", "requests.waiting"),
-    Figure("requests_oldest_timestamp_seconds", "When the oldest of them was filed.", "requests.oldest_at"),
+    Figure("daemon_start_time_seconds", "Unix time at which the daemon started.", "started"),
+    Figure(
+        "daemon_unclean_start_time_seconds",
+        "Unix time at which the daemon last started after a kill or a failure.",
+        "unclean_at",
+    ),
+    Figure("daemon_cpu_seconds_total", "Seconds of CPU time of the daemon.", "cpu_s"),
+    Figure(
+        "daemon_beat_timestamp_seconds", "Unix time at which the daemon's loop last got round.", "beat_at"
+    ),
+    Figure("daemon_clock_seconds", "Unix time of this machine at the scrape.", "clock"),
+    Figure(
+        "build_info", "Version of Stoker and of Python; always 1.", "build.*.*", {"version": (), "python": ()}
+    ),
+    Figure("events_total", "Events of the daemon, by event word.", "events.*", {"event": ()}),
+    Figure("requests_waiting", "Requests to the daemon without an answer.", "requests.waiting"),
+    Figure(
+        "requests_oldest_timestamp_seconds",
+        "Unix time at which the oldest waiting request was filed.",
+        "requests.oldest_at",
+    ),
 )
 STEP_BUCKETS = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0)  # and one for the rest
 SAVE_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0)
@@ -98,6 +112,7 @@ class Metrics:
         self.status: Mapping[str, Any] = {}
         self.events: Counter[str] = Counter(dict.fromkeys(words_of(daemon), 0))
         self.beat_at = self._started = time.time()
+        self.unclean_at: float | None = None  # the last start after an end that was not in order
         self._build = {metadata.version("stoker"): {platform.python_version(): 1}}
         self._server: _Server | None = None
         self._registry = CollectorRegistry(auto_describe=False)
@@ -105,11 +120,11 @@ class Metrics:
 
     def counted(self) -> dict[str, Any]:
         """Returns what this process's next image goes on counting from."""
-        return {"started": self._started, "events": self.events}
+        return {"started": self._started, "unclean_at": self.unclean_at, "events": self.events}
 
     def go_on(self, counted: Mapping[str, Any]) -> None:
         """Goes on from what the image before has counted; histograms begin again."""
-        self._started = counted["started"]
+        self._started, self.unclean_at = counted["started"], counted.get("unclean_at")
         self.events.update(counted["events"])
 
     def histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
@@ -124,6 +139,7 @@ class Metrics:
             "cpu_s": me.cpu_s,
             "threads": threading.active_count(),
             "started": self._started,
+            "unclean_at": self.unclean_at,
             "beat_at": self.beat_at,
             "clock": time.time(),
             "build": self._build,
@@ -159,9 +175,10 @@ class Metrics:
             self._server = _Server(address, port, self._registry, listening)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
+                who = f" by {holder}" if (holder := listener_on(port)) else ""
                 raise UnavailableError(
-                    f"{key}: port {port} on {address} is taken; stop what uses it, or set {key} to another "
-                    "port (0 = any free one)"
+                    f"{key}: port {port} on {address} is taken{who}; stop what uses it, or set {key} to "
+                    "another port (0 = any free one)"
                 ) from error
             raise ConfigError(
                 f"metrics cannot be served on {address} port {port}: {error.strerror or error}; "

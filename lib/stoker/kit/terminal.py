@@ -42,6 +42,7 @@ _OPTIONAL = re.compile(r"\[([^][]*)\]")
 SENTENCES = {
     "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
     "checkpoint_proven": "checkpoint of step {step} is proven whole",
+    "checkpoint_sealed": "checkpoint[ of step {step}] is sealed[: {path}]",
     "checkpoint_restored": "{path} is what was proven of it again[; what lay there is {aside}]",
     "daemon_ready": "{message}",
     "data_wait": "training waits for data since {since}: {waiting_for}",
@@ -56,7 +57,7 @@ SENTENCES = {
     "file_reverified": "{path} verified again[, {size}]",
     "file_unproven": "{path} is here, {size}, but not proven: {reason}",
     "file_verified": "{path} verified, {size}",
-    "listing_complete": "all {files:file} of the source verified",
+    "listing_complete": "all {files:file} of the source are here and hashed",
     "loss_diverged": "the loss diverges: {loss} at step {step}, {median} before",
     "loss_plateau": "the loss stands still at {median} since step {first}",
     "loss_recovered": "the {of} of the loss from step {first} on is over[: {message}]",
@@ -70,8 +71,8 @@ SENTENCES = {
     "run_finished": "the run is finished[ at step {step}]: {message}",
     "run_halted": "the run is halted: {message}; {remedy}",
     "run_paused": "the run is paused[ by {by}]",
-    "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][, {tokens_per_s} tokens/s]"
-    "[, {eta_s} left]",
+    "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][ at step {val_step}]"
+    "[, {tokens_per_s} tokens/s][, {eta_s} left]",
     "shard_set_evicted": "{path} left the fast disk, {bytes}",
     "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",
     "shard_set_synced": "{path} copied to the big disk, {bytes}",
@@ -87,13 +88,17 @@ SENTENCES = {
     "tokenizer_training": "the tokenizer is trained on {files:file}",
     "trainer_exited": "the trainer ended at step {step}: {message}",
     "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
-    "trainer_launched": "trainer started from step {resume_step}[, until step {until}]",
+    "trainer_launched": "trainer started[ from step {resume_step}][, until step {until}]",
     "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
+    "unit_failed": "{unit} failed and is not started again; remedy: {remedy}",
     "trainer_suspect": "the trainer may hang at step {step}: {reason}",
     "training_slow": "the trainer is slow: {tokens_per_s} tokens/s, {usual} usually; {data_wait_share} of it "
     "waits for data[, steal {steal}][, CPU pressure {cpu_some}][, I/O pressure {io_some}]",
     "windows_skipped": "{windows:window} are passed over from step {to} on: {reason}",
 }
+
+# Of a file in a folder, whose hash nothing vouches for.
+HASHED = {"file_reverified": "{path} hashed again[, {size}]", "file_verified": "{path} hashed, {size}"}
 
 
 def coloured(descriptor: int, environ: Mapping[str, str] = os.environ) -> bool:
@@ -228,7 +233,8 @@ def sentence(event: Mapping[str, Any]) -> str:
         if name not in HIDDEN and value not in (None, "", []) and (name, value) not in AS_USUAL
     }
     try:
-        template = _OPTIONAL.sub(lambda part: _filled(part[1], fields), SENTENCES[word])
+        chosen = HASHED[word] if word in HASHED and "how" not in event else SENTENCES[word]
+        template = _OPTIONAL.sub(lambda part: _filled(part[1], fields), chosen)
         text = template.format_map(fields)
     except KeyError:
         text = _generic(word, fields)

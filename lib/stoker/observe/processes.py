@@ -33,15 +33,21 @@ def process_figures(daemon: str) -> tuple[Figure, ...]:
         return Figure(name, doc, f"processes.*.{key}", {"role": ROLES[daemon]})
 
     return (
-        Figure("memory_headroom_bytes", "What may be taken before the kernel kills.", "headroom_bytes"),
-        by_role("processes", "Processes.", "count"),
-        by_role("process_rss_bytes", "Resident memory; each process counts shared pages.", "rss_bytes"),
-        by_role("process_pss_bytes", "Resident memory, shared pages divided by their users.", "pss_bytes"),
-        by_role("process_swap_bytes", "Memory swapped out.", "swap_bytes"),
-        by_role("process_cpu_seconds_total", "CPU time.", "cpu_s"),
-        by_role("process_major_faults_total", "Page faults that read from storage.", "major_faults"),
-        by_role("process_read_bytes_total", "Bytes read from storage.", "read_bytes"),
-        by_role("process_write_bytes_total", "Bytes written to storage.", "write_bytes"),
+        Figure("memory_headroom_bytes", "Bytes that may be taken before the kernel kills.", "headroom_bytes"),
+        by_role("processes", "Processes of the daemon, by role.", "count"),
+        by_role(
+            "process_rss_bytes",
+            "Resident bytes of the role; shared pages count in each process.",
+            "rss_bytes",
+        ),
+        by_role("process_pss_bytes", "Resident bytes of the role; shared pages are divided.", "pss_bytes"),
+        by_role("process_swap_bytes", "Bytes of the role swapped out.", "swap_bytes"),
+        by_role("process_cpu_seconds_total", "Seconds of CPU time of the role.", "cpu_s"),
+        by_role(
+            "process_major_faults_total", "Page faults of the role that read from storage.", "major_faults"
+        ),
+        by_role("process_read_bytes_total", "Bytes that the role read from storage.", "read_bytes"),
+        by_role("process_write_bytes_total", "Bytes that the role wrote to storage.", "write_bytes"),
     )
 
 

@@ -93,7 +93,7 @@ def download_parts(status: Mapping[str, Any]) -> Iterator[str]:
 def shard_parts(status: Mapping[str, Any]) -> Iterator[str]:
     """Yields the stage-shard loop's files, share, time left, rates, activities, the most important first."""
     known = status["files_of"]
-    yield f"{status['files_done']:,}/{known:,} files" if known else "looking for verified files"
+    yield f"{status['files_done']:,}/{known:,} files" if known else "looking for files"
     if status["bytes_of"]:
         yield _percent(status)
     yield from _waits_or_left(status, status.get("trouble"))

@@ -241,15 +241,16 @@ def copy(source: Path, target: Path, progress: Progress = lambda _: None) -> Non
 def move(source: Path, target: Path, progress: Progress = lambda _: None) -> None:
     """Moves a file durably, also to another file system; the source is unlinked after the target is durable.
 
+    One with other names is copied: who writes to it by another name leaves the target alone.
     Raises FileExistsError where the target exists, else OSError.
     """
     try:
-        move_durably(source, target)
+        if source.lstat().st_nlink == 1:
+            move_durably(source, target)
+            return
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-    else:
-        return
     temporary = target.with_name(f".tmp-{target.name}")
     temporary.unlink(missing_ok=True)
     copy(source, temporary, progress)

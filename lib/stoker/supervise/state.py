@@ -34,8 +34,8 @@ class RunState:
     Times are monotonic seconds.
     """
 
-    phase: Phase = Phase.CLEANING
-    since: float = 0.0
+    phase: Phase
+    since: float  # its begin
     doing: str = "starting"
     retry_at: float = 0.0  # the phase waits until then
     retry_doing: str = ""

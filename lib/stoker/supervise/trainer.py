@@ -9,6 +9,7 @@ from typing import Any
 from stoker.kit.process import ProcessId
 from stoker.plan.positions import Position
 from stoker.supervise.health.evidence import Evidence
+from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
 from stoker.supervise.health.trainer_protocol import Told, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
@@ -39,6 +40,7 @@ class Trainer:
     saves_failed: tuple[str, ...] = ()  # why, as the last words tell
     saves_in_place: tuple[str, ...] = ()
     told: tuple[Told, ...] = ()  # checkpoints
+    unknown: tuple[str, ...] = ()  # keys that nobody knows, of its first such word
     # What it told of its numerics, with the steps made before, and is not recorded yet.
     numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     stop_time_s: float = 0.0  # that its guard gives it, whatever a reload has changed since
@@ -81,11 +83,12 @@ class Trainer:
         view, times, tells_steps = self.view, self.step_times, self.tells_steps
         steps_s, saves_s = list[float](), list[float]()
         failed, in_place, told = list[str](), list[str](), list[Told]()
-        numerics = list(self.numerics)
+        numerics, unknown = list(self.numerics), self.unknown
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
             if said is None:
                 continue
+            unknown = unknown or said.get("unknown", ())
             failed += [said["save_failed"]] if "save_failed" in said else []
             in_place += [said["save_in_place"]] if "save_in_place" in said else []
             if "numerics" in said:
@@ -93,7 +96,8 @@ class Trainer:
             tells_steps |= "step" in said
             before, view = view, heard(view, said, now)
             if "checkpoint" in said and not said.get("rank"):
-                told.append(Told(said["checkpoint"], said.get("step", view.step), said.get("at")))
+                step = view.step if tells_steps else None  # what is read of its output lags behind
+                told.append(Told(said["checkpoint"], said.get("step", step), said.get("at")))
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.phase_at)
             if view.phase != "train":
@@ -113,6 +117,7 @@ class Trainer:
             saves_failed=tuple(failed),
             saves_in_place=tuple(in_place),
             told=tuple(told),
+            unknown=unknown,
             numerics=tuple(numerics),
         )
 
@@ -126,15 +131,15 @@ class Trainer:
             evidence=replace(self.evidence, peak_bytes=max(self.evidence.peak_bytes, work.rss_bytes)),
         )
 
-    def ended(self, peak_bytes: int, kills: int, **facts: Any) -> Trainer:
-        """Returns the trainer with the evidence after its end."""
+    def ended(self, end: GuardedEnd, kills: int, **facts: Any) -> Trainer:
+        """Returns the trainer with the evidence after its end; no kill met one that ended with 0."""
         evidence = replace(
             self.evidence,
             phase=self.view.phase,
             step=self.step,
             ending=self.view.finished,
-            oom_kills=kills - self.oom_kills[0] if self.oom_kills else 0,
-            peak_bytes=max(self.evidence.peak_bytes, peak_bytes),
+            oom_kills=kills - self.oom_kills[0] if self.oom_kills and end.exit_code != 0 else 0,
+            peak_bytes=max(self.evidence.peak_bytes, end.peak_bytes),
             **facts,
         )
         return replace(self, evidence=evidence)

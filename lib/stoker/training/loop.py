@@ -23,7 +23,7 @@ from stoker.checkpoints.handover import File, Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.store.errors import ConfigError, NonFinite
 from stoker.store.record import utc_now
-from stoker.supervise.run.early_stop import standstill
+from stoker.supervise.run.early_stop import newest_evaluation, standstill
 from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.training.compile import compile_blocks
 from stoker.training.compile_cache import CompileCache
@@ -80,6 +80,8 @@ class Training:
 
     def __post_init__(self) -> None:
         launch = self.launch
+        if newest := newest_evaluation(self.metrics.evaluations):  # perhaps made after its step was sealed
+            self.progress = replace(self.progress, val_loss=newest[1])
         self.schedule = Schedule.parse(launch.schedule, peak=launch.optimizer["lr"], horizon=launch.steps)
         self.prefetcher = Prefetcher(self.batches, self.compute.device)
         self.pressure = Pressure(self.compute.device)
@@ -151,7 +153,8 @@ class Training:
             if self.progress.step == self._first:  # it has shown what memory training takes
                 self.saver.prepare(*self._contents())
             self._evaluate_if_due()
-            self._checkpoint_if_due()
+            if self.progress.step < self.launch.steps:  # the last step is sealed with its evaluation
+                self._checkpoint_if_due()
         return "steps" if last == self.launch.steps else "until"
 
     def _next_batch(self) -> Prepared | None:

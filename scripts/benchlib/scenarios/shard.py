@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from benchlib import text
 from benchlib.builder_run import build_alone
-from benchlib.runner import Measures, Scenario, Series
+from benchlib.runner import Bar, Measures, Scenario, Series
 from benchlib.shard_run import Watched, run_pipeline
 
 TEXT_MB = int(os.environ.get("STOKER_BENCH_TEXT_MB", "2048"))
@@ -26,7 +27,12 @@ PEER_PYTHON = os.environ.get("STOKER_BENCH_DATATROVE", sys.executable)  # one th
 
 LEAST_RATE, LEAST_OF_REFERENCE, LEAST_OF_PEER = 240e6, 25, 20
 LEAST_OF_DECODING = 0.2  # the same rate, on machines where decoding alone does 1.2 GB/s and on slower ones
-MOST_START_S, MOST_BYTES = 1.0, 280 << 20
+MOST_START_S = 1.0
+# What a builder may hold; words that never come again fill the engine's cache, which is dropped at some size
+MOST_BYTES = {"pipeline": 200 << 20, "one row group": 200 << 20, "random words": 280 << 20}
+# CPU seconds, against those of an older checkout in turns; without one, against its share of decoding alone
+OLDER = os.environ.get("STOKER_BENCH_OLDER", "")
+MOST_OF_OLDER, OLDER_OF_DECODING = 1.03, 3.7  # the share that commit d1dffc6 had, with 2 GB of text
 
 _TRAIN = """\
 import json, sys
@@ -50,13 +56,21 @@ for path in sys.argv[1:]:
         for batch in file.iter_batches(350, [group], ["text"], use_threads=False):
             pass
 """
+_OLDER = """\
+import sys
+from pathlib import Path
+from benchlib.shard_run import run_pipeline
+found = run_pipeline(*map(Path, sys.argv[1:]), "auto", "fastokens")
+print(found.cpu_s / found.tokens * 1e6, found.peak_bytes)
+"""
 
 
 class ShardScenario(Scenario):
     """Parquet to published sets by two builders, beside decoding alone (the scale), HF and datatrove.
 
     2 GB of text, STOKER_BENCH_TEXT_MB for another number; STOKER_BENCH_DATATROVE names a Python that has
-    datatrove where this one has not.
+    datatrove where this one has not. STOKER_BENCH_OLDER names a checkout whose CPU time is the measure; it
+    runs in turns with this one.
     """
 
     name = "shard"
@@ -86,6 +100,8 @@ class ShardScenario(Scenario):
             "random words": lambda at: self._alone(at, "words"),
             "one row group": lambda at: self._alone(at, "group"),
         }
+        if OLDER:
+            variants["pipeline, older"] = self._older
         if subprocess.run(
             [PEER_PYTHON, "-c", "import datatrove"], capture_output=True, check=False
         ).returncode:
@@ -110,10 +126,20 @@ class ShardScenario(Scenario):
         yield from _least("one worker's start: 1 s to", 1 / start, 1 / MOST_START_S)
         start = series["pipeline"]["first_commit_s"].median
         yield from _least("the whole loop's start: 1 s to", 1 / start, 1 / MOST_START_S)
-        for name in ("pipeline", "random words", "one row group"):
+
+    def bars(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[Bar]:
+        """What a builder holds, and its CPU time."""
+        for name, most in MOST_BYTES.items():
             held = series[name]["builder_rss_bytes"].median
-            if held > MOST_BYTES:
-                yield f"{name}: a builder held {held / 2**20:.0f} MiB > {MOST_BYTES >> 20}"
+            yield Bar(f"{name}: MiB that a builder held", held / 2**20, most / 2**20)
+        if older := series.get("pipeline, older"):
+            name = "cpu_s_a_M_tokens"
+            pairs = zip(series["pipeline"][name].values, older[name].values, strict=True)
+            ratio = statistics.median(now / before for now, before in pairs)
+            yield Bar(f"pipeline: CPU, times {OLDER}", ratio, MOST_OF_OLDER)
+        elif (share := series["pipeline"]["cpu_s"].ratio) is not None:
+            ratio = share / OLDER_OF_DECODING
+            yield Bar("pipeline: CPU of decoding alone, times d1dffc6's", ratio, MOST_OF_OLDER)
 
     def _make(self, folder: Path, files: int, megabytes: int, seed: int, how: str = "write_prose") -> None:
         """The files of a folder, two at a time."""
@@ -154,12 +180,29 @@ class ShardScenario(Scenario):
             shutil.rmtree(home, ignore_errors=True)
         return self._measures(watched, self._bytes[source])
 
+    def _older(self, directory: Path) -> Measures:
+        """The pipeline of another checkout, with its own bench and this one's libraries."""
+        home = directory / "run"
+        path = os.pathsep.join(f"{OLDER}/{part}" for part in ("scripts", "lib", "daemons"))
+        command = [sys.executable, "-c", _OLDER, home, directory / "corpus", directory / "tokenizer.json"]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+            )
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"{OLDER} failed: {error.stderr[-2000:]}") from error
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+        cpu_s, held = map(float, done.stdout.split())
+        return {"cpu_s_a_M_tokens": cpu_s, "builder_rss_bytes": held}
+
     @staticmethod
     def _measures(watched: Watched, text_bytes: int) -> Measures:
         measures = {
             "rate_bytes_per_s": text_bytes / watched.building_s,
             "tokens_per_s": watched.tokens / watched.building_s,
             "cpu_s_a_M_tokens": watched.cpu_s / watched.tokens * 1e6,
+            "cpu_s": watched.cpu_s,
             "builder_rss_bytes": float(watched.peak_bytes),
             "first_commit_s": watched.first_commit_s,
             "whole_s": watched.whole_s,

@@ -19,13 +19,12 @@ from stoker.corpus.quarantine.directory import (
     read_quarantine,
     refusal,
 )
-from stoker.corpus.records.sources import Source
+from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
-from stoker.shards.format.pinned import filters_asked
-from stoker.store.files import TEMPORARY
+from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
 from stoker.store.record import utc_now
 from stoker.store.requests import Request, file_request
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 VERBS = (RELEASE, REVALIDATE, DROP)
 SUBJECT = "/revalidate"  # of the job; never a source's path
 READ_EVERY_S, YOUNG_S = 60.0, 2.0
-GONE = "its file is not there any more, and no good copy of it was kept"
 # An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
 STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
+BUILT = {*PUBLISHED, "duplicate"}
 VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
 
 
@@ -81,6 +80,7 @@ def act(state: State) -> Iterator[Effect]:
     quarantine = state.records.quarantine
     quarantine.read()
     yield from _restart_without_finding(state)
+    yield from _release_replaced(state)
     for request in state.records.asked(*VERBS):
         if request.verb == DROP:
             yield from _drop(state, request)
@@ -107,6 +107,14 @@ def _restart_without_finding(state: State) -> Iterator[Effect]:
     for source in _quarantined(state):
         if (source.path, source.sha256) not in known:
             yield StartOver(source, "what was found against it is gone from quarantine", "warning")
+
+
+def _release_replaced(state: State) -> Iterator[Effect]:
+    """Ends findings against a content that its file no longer has, once the new content is built."""
+    for kept in findings(state.records.quarantine.kept).values():
+        source = state.sources.get(kept.path)
+        if source is not None and source.sha256 != kept.sha256 and source.state in BUILT:
+            yield from mark_released(kept, "its file has other content now, which is built")
 
 
 def mark_released(kept: Kept, why: str) -> Iterator[Effect]:
@@ -204,18 +212,9 @@ def _begin(state: State, _subject: str) -> Iterator[Effect]:
     if (found := next_look(state)) is not None:
         kept, is_forced = found
         source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
-        copies = [thing for thing in kept.things if not thing.startswith(TEMPORARY)]
-        folder, pipeline = state.context.layout.quarantine / kept.name, state.pipeline
         task = {
-            "home": str(pipeline.source_home),
-            "origin": None if receipt is None else receipt.file,
-            "kept": str(folder / copies[0]) if copies else None,
-            "target": str(pipeline.hot_layout.parquet / parquet_name(source)),
-            "size": source.size,
-            "sha256": source.sha256,
-            "text_column": pipeline.dataset.text_column,
-            "columns": filters_asked(pipeline).columns(),
-            "floor": pipeline.stage.free_floor,
+            **recheck_task(state.pipeline, kept, source, receipt),
+            "target": str(state.pipeline.hot_layout.parquet / parquet_name(source)),
             "decode": not is_forced,
             "disks": marks(state.hot),
         }
@@ -279,7 +278,7 @@ def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -
 
 RECHECK = ShardActivity(
     kind="revalidate",
-    module="stoker.shards.audit.recheck_worker",
+    module=MODULE,
     is_memory_bound=True,  # as a builder: a file that needs more memory could not be built either
     begin=_begin,
     due=lambda _state: (SUBJECT,),

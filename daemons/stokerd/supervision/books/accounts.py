@@ -15,11 +15,11 @@ from stoker.plan.log import read_plan
 from stoker.plan.positions import Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_timelines, skips
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, StorageError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_or_set_aside, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.early_stop import Standstill, read_evaluations, standstill
+from stoker.supervise.run.early_stop import Standstill, newest_evaluation, read_evaluations, standstill
 from stoker.supervise.run.horizon import longer_from
 from stoker.supervise.run.launch_record import last_begun, read_launches
 from stoker.supervise.run.planner import Planner
@@ -30,6 +30,7 @@ from stokerd.supervision.books.run_store import RunStore
 # 40 MB/s brings back a dozen sets of a gigabyte each in five minutes; twice that leaves time to retry.
 LEAD_S = 600.0
 SHORT_WAIT_S = 60.0  # a shorter wait for data counts as part of the run's speed
+TAIL_BYTES = 16 << 20  # of the training log: some 80,000 rows, read in a hundredth of a second
 RATE_CHANGE = 0.2  # a smaller relative change of the pace is not written
 
 
@@ -50,11 +51,13 @@ class Accounts:
         self._timelines: tuple[Any, Timelines] = None, Timelines()  # as read, and the file's stamp then
         self.timeline = 0  # the current timeline when it was last read
         self.forked = ""  # why the current timeline was begun
+        self._history: History = ()
         with contextlib.suppress(DataError):  # whoever needs more of the timelines fails of it
             self.history()
         # Of the run, computed from the newest checkpoint; None: its trainer alone knows.
         self.last_step: int | None = self.config.steps if self.config.foreign else self.config.horizon
         self._standstill: tuple[Any, Standstill] = None, Standstill()  # and what it is of
+        self._evaluated: tuple[Any, tuple[int, float] | None] = None, None  # and what it is of
         self._written: tuple[Any, ...] = ()  # the facts in consumed.json
         self._written_rate = 0.0
 
@@ -74,7 +77,8 @@ class Accounts:
         timelines = self.timelines()
         self.timeline = timelines.current
         self.forked = timelines.forks[-1].reason if timelines.forks else ""
-        return ancestry(timelines)
+        self._history = ancestry(timelines)
+        return self._history
 
     def skips(self) -> tuple[Skip, ...]:
         """Returns the ranges of the plan that the current timeline skips."""
@@ -136,6 +140,18 @@ class Accounts:
             found = standstill(read_evaluations(self.run.metrics, history, at.step))
             self._standstill = (history, at.step), found
         return self._standstill[1]
+
+    def evaluated(self, *said: object) -> tuple[int, float] | None:
+        """Returns step and loss of the newest evaluation; looks for it where the trainer has `said` else.
+
+        The training log has it: a checkpoint may be older than the evaluation of its own step.
+        """
+        facts = (self._history, *said)
+        if facts != self._evaluated[0]:
+            with contextlib.suppress(StorageError):  # the next word, or start, looks again
+                rows = read_evaluations(self.run.metrics, self._history, tail_bytes=TAIL_BYTES)
+                self._evaluated = facts, newest_evaluation(rows)
+        return self._evaluated[1]
 
     def longer_from(self, at: Checkpoint) -> int | None:
         """Returns the step that a raised `train.steps` of wsd starts from; None: from this checkpoint."""

@@ -104,7 +104,7 @@ class TrainerControl:
             self.close()
             run.store.forgive_launch()
             raise Transient(f"the trainer cannot be started: {problem}") from problem
-        guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now)
+        guard, view = ProcessId.of(self.guarded.pid), TrainerView(launch.launch, now, now, phase_at=now)
         return Trainer(
             launch,
             guard,
@@ -207,7 +207,7 @@ class TrainerControl:
         with contextlib.suppress(StorageError):  # the end is told without it
             run.checkpoints.note_sealed(run.accounts.history())  # nothing of the launch seals any more
         return trainer.ended(
-            end.peak_bytes,
+            end,
             self._memory.tree_kills(),
             sealed_step=run.checkpoints.sealed.step if run.checkpoints.sealed else None,
             headroom_after_bytes=self._memory.look().headroom_bytes,
@@ -234,6 +234,8 @@ class TrainerControl:
         for seconds in after.saves_s:
             run.timings.save.observe(seconds)
         self._told += after.told
+        if after.unknown and not before.unknown and after.launch.is_foreign:
+            run.events.record("words_unknown", launch=after.launch.launch, words=list(after.unknown))
         for why in after.saves_failed:
             run.events.record("checkpoint_failed", message=why, step=after.step)
             run.counted.unsaved = after.launch.timeline, after.step or 0, why

@@ -37,21 +37,32 @@ GPU_FIGURES = (
     Figure("gpu_sampler_up", "1 while the GPUs are sampled; NaN without a driver.", "gpus.up"),
     Figure("gpus_expected", "Cards that the driver showed first.", "gpus.expected"),
     Figure("gpu_present", "0 for a card that is gone from the bus.", "gpus.present.*", _by()),
-    Figure("gpu_info", "The card; always 1.", "gpus.info.*.*.*", _by("uuid", "name")),
-    Figure("gpu_memory_used_bytes", "Memory in use.", "gpus.memory_used_bytes.*", _by()),
-    Figure("gpu_memory_total_bytes", "Memory of the card.", "gpus.memory_total_bytes.*", _by()),
+    Figure("gpu_info", "Name and UUID of the GPU; always 1.", "gpus.info.*.*.*", _by("uuid", "name")),
+    Figure("gpu_memory_used_bytes", "Bytes in use on the GPU.", "gpus.memory_used_bytes.*", _by()),
+    Figure("gpu_memory_total_bytes", "Bytes of memory of the GPU.", "gpus.memory_total_bytes.*", _by()),
     Figure(
-        "gpu_process_memory_bytes", "Memory by its user.", "gpus.process_memory_bytes.*.*", _by("process")
+        "gpu_process_memory_bytes",
+        "Bytes of GPU memory by user.",
+        "gpus.process_memory_bytes.*.*",
+        _by("process"),
     ),
-    Figure("gpu_utilization_ratio", "Share of time in which it works.", "gpus.utilization_ratio.*", _by()),
-    Figure("gpu_temperature_celsius", "Temperature of the chip.", "gpus.temperature_celsius.*", _by()),
-    Figure("gpu_power_watts", "Power the card draws.", "gpus.power_watts.*", _by()),
-    Figure("gpu_energy_joules_total", "Energy it has used.", "gpus.energy_joules_total.*", _by()),
-    Figure("gpu_sm_clock_hertz", "Clock of its multiprocessors.", "gpus.sm_clock_hertz.*", _by()),
-    Figure("gpu_clock_event", "1 for what lowers the clocks.", "gpus.clock_event.*.*", _by("reason")),
-    Figure("gpu_ecc_errors_total", "Memory errors in its life.", "gpus.ecc_errors_total.*.*", _by("kind")),
-    Figure("gpu_remap_pending", "1 where a reset must remap rows.", "gpus.remap_pending.*", _by()),
-    Figure("gpu_xid_total", "Xids by what brings them about.", "gpus.xid_total.*.*", _by("class")),
+    Figure(
+        "gpu_utilization_ratio", "Share of time in which the GPU works.", "gpus.utilization_ratio.*", _by()
+    ),
+    Figure(
+        "gpu_temperature_celsius", "Degrees Celsius of the GPU's chip.", "gpus.temperature_celsius.*", _by()
+    ),
+    Figure("gpu_power_watts", "Watts that the GPU draws.", "gpus.power_watts.*", _by()),
+    Figure("gpu_energy_joules_total", "Joules that the GPU has used.", "gpus.energy_joules_total.*", _by()),
+    Figure("gpu_sm_clock_hertz", "Hertz of the GPU's multiprocessors.", "gpus.sm_clock_hertz.*", _by()),
+    Figure("gpu_clock_event", "1 for what lowers the GPU's clocks.", "gpus.clock_event.*.*", _by("reason")),
+    Figure(
+        "gpu_ecc_errors_total", "Memory errors in the GPU's life.", "gpus.ecc_errors_total.*.*", _by("kind")
+    ),
+    Figure(
+        "gpu_remap_pending", "1 where the GPU needs a reset to remap rows.", "gpus.remap_pending.*", _by()
+    ),
+    Figure("gpu_xid_total", "Xids of the GPU by what brings them about.", "gpus.xid_total.*.*", _by("class")),
     Figure("gpu_spill", "1 for a launch in host memory (WSL2).", "gpus.spill.*", {"certainty": ()}),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from stoker.checkpoints.format import known_step
 from stoker.store.errors import DataError
 from stoker.store.record import read_record, utc_now, write_record
 from stoker.supervise.run import launch_record
@@ -29,6 +30,7 @@ class LaunchBook:
         run.keep_milestones()
         run.store.launching()  # last: a launch that a full disk prevents is not counted
         words: dict[str, Any] = {"launch": launch.launch, "resume_step": step}
+        words |= {"resume_step": known_step(run.newest.body)} if run.newest else {}
         words |= {} if launch.until is None else {"until": launch.until}
         run.events.record("trainer_launched", **words)
         return body

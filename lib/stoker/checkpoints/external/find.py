@@ -178,7 +178,7 @@ def _take(path: Path, name: str, found: os.stat_result, files: dict[str, FileSta
 
 def _require_plain(path: Path) -> None:
     name = path.name
-    if "\\" in name or not name.isprintable() or len(os.fsencode(name)) > MOST_NAME_BYTES:
+    if "\\" in name or not name.replace("\t", " ").isprintable() or len(os.fsencode(name)) > MOST_NAME_BYTES:
         raise Refused(f"{shown(path)} has a name that `sha256sum -c` cannot read; give it a plain one")
 
 

@@ -3,7 +3,7 @@
 A path that the trainer tells is sealed at once; one that the glob matches once names, sizes and times have
 not changed for long enough, but not of a launch that tells its checkpoints. A state is known by its mark once
 it is sealed, was given up by a rollback or was set aside: it is not sealed again. Another state of the newest
-path at the same step replaces the sealed one.
+path at the same step replaces the sealed one, and so does the rest of a save that was sealed half.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.external.find import OF_ONE_PATH, Outside, Refused, look_at, shown
+from stoker.checkpoints.external.find import OF_ONE_PATH, Matches, Outside, Refused, look_at, shown
 from stoker.checkpoints.external.heard import HeardSteps
-from stoker.checkpoints.external.names import says_step, step_in, steps_in
+from stoker.checkpoints.external.names import step_in, steps_in
 from stoker.checkpoints.external.place import Place
-from stoker.checkpoints.external.saves import SealedSave, Written, form, written_since
+from stoker.checkpoints.external.saves import SealedSave, form
 from stoker.checkpoints.external.sealing import is_copy, seal_outside
-from stoker.checkpoints.external.whole import shows_end, why_not_whole
+from stoker.checkpoints.external.series import LAG_S, Seen, Series
+from stoker.checkpoints.external.whole import why_not_whole
 from stoker.store.direct import Progress
 from stoker.store.errors import DataError, Transient
 from stoker.store.files import drop_first
 from stoker.store.record import new_id
 
-RECENT = 8  # sealed saves whose paths are looked into although they are old: a look must cost little
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 60.0
-LAG_S = 2.5  # until what the trainer printed before a save is heard: it is read once a second
-PAUSES = 2.0  # times the longest pause within a save: the next one may be longer
-UNKNOWN = 3.0  # times the quiet of a directory that is like none before it
-LONGEST_PAUSE = 10.0  # times the quiet time: what comes later is another save
 KEPT_REPLACED = 1
-FOLDER = "give a checkpoint of several files a directory of its own"
+UNSURE = (
+    "its trainer ended while it was written or soon after, and nothing shows that it is whole; "
+    "the run goes on from the one before"
+)
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,6 @@ class End:
     is_clean: bool = False  # by itself or when asked, with exit code 0
     was_saving: bool = False  # as it said last
     alive_at: float = 0.0  # Unix time when it was surely alive: the last sign of it
-
-
-@dataclass
-class _Seen:
-    """The state of a path, since when it is the same, and the save that it is of."""
-
-    one: Outside
-    since: float
-    written: Written
 
 
 @dataclass
@@ -75,26 +65,19 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.saves = self.place.sealed()
-        self.known = self.place.given_up_marks() | {one.mark for one in self.saves}
+        self.series = Series(self.place.sealed(), self.place.given_up_marks(), self.quiet_s, self.clock)
         # Not sealed yet: as it was told, its step, and when that was.
         self.told: dict[Path, tuple[str, int | None, float]] = {}
-        self.tells = any(one.written.is_told and one.launch == self.launch for one in self.saves)
+        self.tells = any(one.written.is_told and one.launch == self.launch for one in self.series.saves)
         self.is_saving = False  # the trainer says so
         self.sealing_s = 0.0  # of the last look
-        self._seen: dict[Path, _Seen] = {}
-        self._refused: dict[Path, str] = {}
-        self._repeated = frozenset[int]()
-        self._begun = dict[Path, float]()
-        self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
-        self.is_first = True
         self.sealed: list[int] = []
         self.unsure: list[Path] = []  # that an ended trainer may have left half
-
-    @property
-    def newest(self) -> SealedSave | None:
-        """The newest sealed save."""
-        return self.saves[-1] if self.saves else None
+        self._found = Matches()
+        self._repeated = frozenset[int]()  # numbers in the names of several matches
+        self._refused: dict[Path, str] = {}
+        self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
+        self._is_first = True
 
     def hear(self, told: str, step: int | None, at: float) -> None:
         """Takes in a path that the trainer says is complete, its step, and the Unix time when it said so."""
@@ -114,19 +97,11 @@ class Watch:
         if now < self._retry_at:
             return
         try:
-            found = self.place.found()
-            for link in found.links:
-                self._refuse(link, "it is a symbolic link, which is never followed")
-            for path, why in found.refused.items():
-                self._refuse(path, why)
-            numbers = Counter(number for path in found.paths for number in steps_in(path.name))
-            self._repeated = frozenset(number for number, count in numbers.items() if count > 1)
-            self._begun = {path: os.lstat(path).st_mtime for path in found.paths} if end is not None else {}
-            for path in sorted(
-                {*found.paths, *(one.path for one in self._recent()), *self.told}, key=_by_step
-            ):
+            self._list()
+            paths = {*self._found.paths, *(one.path for one in self.series.recent), *self.told}
+            for path in sorted(paths, key=_by_step):
                 self._consider(path, end)
-            if self._retry_at or self.is_first:
+            if self._retry_at or self._is_first:
                 self.tell("well")
             self._retry_at, self._retry_s = 0.0, FIRST_RETRY_S
         except (OSError, Refused) as problem:
@@ -135,25 +110,31 @@ class Watch:
             self.tell("trouble", message=str(problem))
             self._retry_at, self._retry_s = self.clock() + self._retry_s, min(LAST_RETRY_S, 2 * self._retry_s)
         finally:
-            self.is_first = False
+            self._is_first = False
 
-    def _recent(self) -> list[SealedSave]:
-        return self.saves[-RECENT:]
+    def _list(self) -> None:
+        self._found = self.place.found()
+        for link in self._found.links:
+            self._refuse(link, "it is a symbolic link, which is never followed")
+        for path, why in self._found.refused.items():
+            self._refuse(path, why)
+        numbers = Counter(number for path in self._found.paths for number in steps_in(path.name))
+        self._repeated = frozenset(number for number, count in numbers.items() if count > 1)
 
     def _consider(self, path: Path, end: End | None) -> None:
         try:
             if not self._may_be_new(path):
                 return
             one = look_at(path)
-            seen = self._note(one)
-            if one.mark in self.known:
+            seen = self.series.note(one, has_pauses=not self.tells)
+            if one.mark in self.series.known:
                 self._taken(path)
             elif end is not None:
-                self._take(seen, self._why_unsure(seen, end), is_at_rest=True)
+                self._take(seen, "" if self._is_whole(seen, end) else UNSURE, is_at_rest=True)
             elif self._is_due(seen):
                 self._take(seen)
         except FileNotFoundError:
-            self._seen.pop(path, None)
+            self.series.forget(path)
             if path in self.told:
                 self._taken(path)
                 self._refuse(path, "it is not there", is_newest=True)
@@ -164,99 +145,51 @@ class Watch:
 
     def _may_be_new(self, path: Path) -> bool:
         """Returns whether a path is worth a look inside: hundreds of old ones must cost nothing."""
-        if path in self.told or any(one.path == path for one in self._recent()):
+        if path in self.told or any(one.path == path for one in self.series.recent):
             return True
-        step = step_in(path.name)
-        is_further = step is not None and (self.newest is None or step > self.newest.number)
-        return is_further or self._changed_late(path)
+        step, newest = step_in(path.name), self.series.newest
+        return (step is not None and (newest is None or step > newest.number)) or self._changed_late(path)
 
     def _changed_late(self, path: Path) -> bool:
         """Returns whether a path itself was changed after the newest sealed save."""
-        since = self.newest.saved_at if self.newest is not None else self.place.begun
-        return os.lstat(path).st_ctime > since
-
-    def _note(self, one: Outside) -> _Seen:
-        """Returns what is known of a path's state; notes how long a save pauses."""
-        seen, before = self._seen.get(one.path), self._sealed_at(one.path)
-        if seen is not None and seen.one.mark == one.mark:
-            return seen
-        written = written_since(before, one) or dict(one.files)
-        begun = Written(min(state.mtime_ns for state in written.values()))
-        if before is not None and before.goes_on_in(one, self._longest_s):
-            earlier, was_saved_at = before.written, before.saved_at
-        elif seen is not None and seen.one.mark not in self.known:
-            earlier, was_saved_at = seen.written, seen.one.saved_at
-        else:
-            earlier, was_saved_at = begun, one.saved_at
-        pause_s = one.saved_at - was_saved_at
-        pause_s = pause_s if 0 < pause_s <= self._longest_s and not self.tells else 0.0
-        written_now = Written(min(begun.began_ns, earlier.began_ns), max(earlier.pause_s, pause_s))
-        self._seen[one.path] = _Seen(one, self.clock(), written_now)
-        return self._seen[one.path]
-
-    @property
-    def _longest_s(self) -> float:
-        return LONGEST_PAUSE * self.quiet_s
-
-    def _sealed_at(self, path: Path) -> SealedSave | None:
-        """Returns the newest sealed save of a path."""
-        return next((one for one in reversed(self.saves) if one.path == path), None)
-
-    def _is_due(self, seen: _Seen) -> bool:
-        """Returns whether a running trainer's state is whole, as far as one can know."""
-        one = seen.one
-        if self._is_told(one):
-            return True
-        before = self._sealed_at(one.path)
-        if self.tells or self.is_saving or (before is not None and before.written.is_told):
-            return False  # it says when it is whole
-        is_heard = self.heard.covers(one.saved_at) or time.time() - one.saved_at >= LAG_S
-        return is_heard and self.clock() - seen.since >= self._wait_s(seen)
-
-    def _wait_s(self, seen: _Seen) -> float:
-        """Returns how long a state must not change before its save counts as over."""
-        pauses = [seen.written.pause_s, *(one.written.pause_s for one in self.saves)]
-        wait_s = max(self.quiet_s, PAUSES * max(pauses))
-        one, before = seen.one, self._sealed_at(seen.one.path)
-        goes_on = before is not None and before.goes_on_in(one, self._longest_s)
-        is_known = one.kind == "file" or goes_on or self._is_like_before(seen) or self._shows_end(one)
-        return wait_s if is_known else UNKNOWN * wait_s
-
-    def _why_unsure(self, seen: _Seen, end: End) -> str:
-        """Returns why a state that an ended trainer has left may be half; "" where it is whole."""
-        one = seen.one
-        if end.is_clean or self._is_told(one) or self._shows_end(one) or self._is_like_before(seen):
-            return ""
-        if any(
-            at > one.saved_at and form(path.name) == form(one.path.name) for path, at in self._begun.items()
-        ):
-            return ""  # the trainer went on to its next save
-        is_silent = not (
-            self.tells or end.was_saving or (self.newest is not None and self.newest.written.is_told)
-        )
-        if is_silent and end.alive_at - one.saved_at >= self._wait_s(seen):
-            return ""
-        return (
-            "its trainer ended while it was written or soon after, and nothing shows that it is whole; the "
-            "run goes on from the one before"
-        )
-
-    def _is_like_before(self, seen: _Seen) -> bool:
-        """Returns whether a state has all that the newest save of its kind wrote."""
-        before = self._sealed_at(seen.one.path)
-        written = written_since(before, seen.one)
-        return next((one.is_like(written) for one in reversed(self.saves) if one.is_of(seen.one)), False)
-
-    def _shows_end(self, one: Outside) -> bool:
-        """Returns whether what is written last is there, and not left of a save before."""
-        return (one.kind == "file" or self._sealed_at(one.path) is None) and shows_end(one)
+        newest = self.series.newest
+        return os.lstat(path).st_ctime > (newest.saved_at if newest is not None else self.place.begun)
 
     def _is_told(self, one: Outside) -> bool:
         """Returns whether the trainer told this state; one written since has a word of its own soon."""
         return one.path in self.told and one.saved_at <= self.told[one.path][2]
 
-    def _take(self, seen: _Seen, why_unsure: str = "", *, is_at_rest: bool = False) -> None:
-        one, newest = seen.one, self.newest
+    def _is_reported(self, path: Path) -> bool:
+        """Returns whether the trainer says of this path when it is whole."""
+        before = self.series.of_path(path)
+        return path in self.told or (before is not None and before.written.is_told)
+
+    def _is_due(self, seen: Seen) -> bool:
+        """Returns whether a running trainer's state is whole, as far as one can know."""
+        one = seen.one
+        if self._is_told(one):
+            return True
+        if self.tells or self.is_saving or self._is_reported(one.path):
+            return False  # it says when it is whole
+        is_heard = self.heard.covers(one.saved_at) or time.time() - one.saved_at >= LAG_S
+        return is_heard and self.clock() - seen.since >= self.series.wait_s(seen)
+
+    def _is_whole(self, seen: Seen, end: End) -> bool:
+        """Returns whether something shows that a state which an ended trainer has left is whole."""
+        one, newest = seen.one, self.series.newest
+        if end.is_clean or self._is_told(one) or self.series.shows_end(one):
+            return True
+        if not self._is_reported(one.path) and self.series.is_like_before(one):
+            return True
+        others = (path for path in self._found.paths if path != one.path)
+        alike = (path for path in others if form(path.name) == form(one.path.name))
+        if any(os.lstat(path).st_mtime > one.saved_at for path in alike):
+            return True  # the trainer went on to its next save
+        tells = self.tells or end.was_saving or (newest is not None and newest.written.is_told)
+        return not tells and end.alive_at - one.saved_at >= self.series.wait_s(seen)
+
+    def _take(self, seen: Seen, why_unsure: str = "", *, is_at_rest: bool = False) -> None:
+        one, newest = seen.one, self.series.newest
         is_newest = newest is None or one.saved_at > newest.saved_at
         why = why_not_whole(one) or why_unsure
         if one.saved_at < self.place.begun <= time.time():  # not where the clock was set back since
@@ -265,28 +198,36 @@ class Watch:
             self.unsure += [one.path] if why == why_unsure else []
             self._refuse(one.path, why, is_newest=is_newest)
             return
-        step, is_same = self._step(seen)
-        replaces = newest if newest is not None and is_same and newest.path == one.path else None
+        step, replaces = self._step(seen)
         is_passed = (
-            newest is not None and step is not None and newest.step is not None and step <= newest.step
+            newest is not None and None not in (step, newest.step) and (step or 0) <= (newest.step or 0)
         )
-        others = [save for save in self._recent() if save.path != one.path]
-        is_further = step is not None and not is_passed and step in steps_in(one.path.name)
-        if not is_further and is_copy(one, others, self.progress):
+        is_named = step is not None and not is_passed and step in steps_in(one.path.name)
+        others = [save for save in self.series.recent if save.path != one.path]
+        if not is_named and is_copy(one, others, self.progress):
             self._know(one)
-        elif is_passed and replaces is None and newest is not None and step is not None:
+        elif is_passed and replaces is None and newest is not None:
             self._know(one)
             if is_newest:
                 self._refuse(one.path, _passed(newest, step), is_newest=step != newest.step)
         else:
-            self._seal_seen(seen, step, replaces, is_at_rest=is_at_rest)
+            self._try_to_seal(seen, step, replaces, is_at_rest=is_at_rest)
 
-    def _know(self, one: Outside) -> None:
-        self.known.add(one.mark)
-        self._taken(one.path)
+    def _step(self, seen: Seen) -> tuple[int | None, SealedSave | None]:
+        """Returns the step of a state, None where nobody knows it, and the sealed save that it replaces."""
+        one, newest = seen.one, self.series.newest
+        if (half := self.series.half_of(one)) is not None and not self._is_told(one):
+            return half.step, half
+        told = self.told[one.path][1] if self._is_told(one) else None
+        step = told if told is not None else self.series.step_of(seen, self.heard, self._repeated)
+        if newest is None or newest.path != one.path:
+            return step, None
+        # What the glob found of this launch before its first word may be half, and of another step.
+        is_guess = told is not None and newest.launch == self.launch and not newest.written.is_told
+        return step, newest if is_guess or (step is not None and step == newest.step) else None
 
-    def _seal_seen(
-        self, seen: _Seen, step: int | None, replaces: SealedSave | None, *, is_at_rest: bool
+    def _try_to_seal(
+        self, seen: Seen, step: int | None, replaces: SealedSave | None, *, is_at_rest: bool
     ) -> None:
         try:
             self.seal(seen, step, replaces)
@@ -296,44 +237,20 @@ class Watch:
                 raise
             seen.since = self.clock()
 
-    def _step(self, seen: _Seen) -> tuple[int | None, bool]:
-        """Returns the step of a state, None where nobody knows it, and whether the newest sealed one has it.
-
-        Told with it; in its name, where that agrees with what the trainer told or printed meanwhile; or what
-        it had told by then. Where nothing was, a number that another match has, too, or an earlier state of
-        the path, is no step.
-        """
-        one, newest = seen.one, self.newest
-        told = self.told[one.path][1] if self._is_told(one) else None
-        if told is not None:
-            is_guess = newest is not None and newest.launch == self.launch and not newest.written.is_told
-            return told, newest is not None and (told == newest.step or is_guess)
-        if newest is not None and newest.goes_on_in(one, self._longest_s):
-            return newest.step, True
-        numbers = steps_in(one.path.name)
-        taken = {other.step for other in self.saves if other.path != one.path} | self._repeated
-        names = [number for number in numbers if number not in taken]
-        is_sure = says_step(one.path.name) or (not self.heard and self._sealed_at(one.path) is None)
-        step = next(iter(names), None) if is_sure else None
-        if self.heard:
-            began = seen.written.began_ns / 1e9 - LAG_S
-            step = self.heard.step_of(numbers, step, began, one.saved_at)
-        return step, newest is not None and step is not None and step == newest.step
-
-    def seal(self, seen: _Seen, step: int | None, replaces: SealedSave | None = None) -> Path:
+    def seal(self, seen: Seen, step: int | None, replaces: SealedSave | None = None) -> Path:
         """Seals a path's state as a step, or as the next number without one; raises as `seal_outside`."""
-        began, one = self.clock(), seen.one
-        before = [save for save in self.saves if save is not replaces]
-        number = self._number(seen, step, replaces, before[-1].number + 1 if before else 0)
-        room = None
+        began, one, room = self.clock(), seen.one, None
+        number = self.series.number_of(seen, step, self.heard, replaces)
         if replaces is not None:
             room = replaces.sealed, self.place.replaced / f"{replaces.sealed.name}-{new_id()}"
         logs = {name: path.read_bytes() if path.exists() else b"" for name, path in self.logs.items()}
+        known: dict[str, Any] = {"step": step, "told": self._is_told(one), "launch": self.launch}
+        known |= {"began_ns": seen.written.began_ns, "pause_s": round(seen.written.pause_s, 3)}
         sealed = seal_outside(
             one,
             self.place.checkpoints,
             {**self.body, **self.heard.values(number), "step": number},
-            {"step": step, "told": self._is_told(one), "launch": self.launch, **_words(seen.written)},
+            known,
             directory=self.place.directory,
             logs=logs,
             replaces=room,
@@ -342,9 +259,8 @@ class Watch:
         if replaces is not None:
             left = sorted(self.place.replaced.iterdir(), key=lambda path: path.stat().st_ctime)
             drop_first(left, keep=KEPT_REPLACED, keep_bytes=sys.maxsize)
-        self.saves = [*before, sealed]
+        self.series.add(sealed, replaces)
         self.sealed.append(number)
-        self.known.add(one.mark)
         self._refused.pop(one.path, None)
         self.sealing_s += (seconds := self.clock() - began)
         size = sum(file.size for file in one.files.values())
@@ -352,20 +268,16 @@ class Watch:
         self.tell("sealed", **words, seconds=round(seconds, 3), replaced=replaces and replaces.sealed.name)
         return sealed.sealed
 
-    def _number(self, seen: _Seen, step: int | None, replaces: SealedSave | None, least: int) -> int:
-        """Returns the number in the sealed directory's name: the step, or at least what was made by then."""
-        if step is None and replaces is not None:
-            return replaces.number
-        if step is None and (bounds := self.heard.bounds(seen.one.saved_at)) is not None:
-            return max(least, bounds.least)
-        return max(least, step or 0)
-
     def seal_origin(self, path: Path) -> None:
         """Seals the path that a new run begins with."""
         one = look_at(path)
         if why := why_not_whole(one):
             raise DataError(f"train.init_from: {why}; name a checkpoint that is whole")
-        self.seal(self._note(one), step_in(path.name) or 0)
+        self.seal(self.series.note(one, has_pauses=False), step_in(path.name) or 0)
+
+    def _know(self, one: Outside) -> None:
+        self.series.known.add(one.mark)
+        self._taken(one.path)
 
     def _taken(self, path: Path) -> None:
         """Tells that a told path needs no further look."""
@@ -385,11 +297,8 @@ def _by_step(path: Path) -> tuple[bool, int, Path]:
     return step is None, step or 0, path
 
 
-def _passed(newest: SealedSave, step: int) -> str:
+def _passed(newest: SealedSave, step: int | None) -> str:
     if step == newest.step:
-        return f"{shown(newest.path)} of the same step {step} is sealed; {FOLDER}"
+        folder = "give a checkpoint of several files a directory of its own"
+        return f"{shown(newest.path)} of the same step {step} is sealed; {folder}"
     return f"it is of step {step}, and step {newest.step} is sealed already: did the trainer begin again?"
-
-
-def _words(written: Written) -> dict[str, Any]:
-    return {"began_ns": written.began_ns, "pause_s": round(written.pause_s, 3)}

@@ -29,7 +29,7 @@ from stoker.store.files import inside
 SHOWN_REFUSED = 5
 EXIT_UNAVAILABLE = 69
 PROBE_S = 5.0
-KINDS = ("here, verified", "released", "given up", "to be hashed", "to be fetched")
+KINDS = ("here, hashed", "released", "given up", "to be hashed", "to be fetched")
 
 
 Pile = list[int | None]  # the sizes of files of a kind, None where only the server knows the size
@@ -103,7 +103,7 @@ def _standing(pipeline: Pipeline, file: RemoteFile, receipt: Receipt | None) -> 
     known = receipt if receipt is not None and speaks_of(receipt, file) else None
     if pipeline.dataset.source.kind == "folder":
         is_true = known is not None and known.usable and known.file == str(place)
-        return "here, verified" if is_true else "to be hashed", file.size
+        return "here, hashed" if is_true else "to be hashed", file.size
     if known is not None and known.state != "disputed":
         kinds = {"verified": KINDS[0], "unproven": KINDS[0], "given_up": "given up"}
         return kinds.get(known.state, "released"), known.size if file.size is None else file.size

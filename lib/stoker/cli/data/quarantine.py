@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from stoker.cli.ask_daemon import ask
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
+from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
-from stoker.corpus.quarantine.directory import DROP, KINDS, RELEASE, REVALIDATE, Kept, read_quarantine
+from stoker.corpus.quarantine.directory import (
+    DROP,
+    KINDS,
+    RELEASE,
+    REVALIDATE,
+    Kept,
+    read_quarantine,
+    refusal,
+)
+from stoker.corpus.records.receipts import read_receipts
+from stoker.corpus.records.sources import read_sources
+from stoker.corpus.staging.finding import Finding
+from stoker.kit.workers.pool import Activity
+from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.errors import UsageError
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
 SEE = "`stoker quarantine list` shows what there is"
 IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+MARKS = ("released", "dropping", "dropped")  # shown as its state
 YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern stands for.")
 
 
@@ -26,18 +42,21 @@ def quarantine() -> None:
     """Show the contents of quarantine, give a source another try, or delete quarantined files.
 
     ID is the name that `list` shows, a source's path, or a pattern such as 'parquet-*'. A daemon that is not
-    running handles the request at its next start.
+    running handles the request at its next start; what it would refuse is refused at once.
     """
 
 
 @quarantine.command("list", epilog="Example: stoker quarantine list /etc/stoker/fineweb.yaml --kind parquet")
 @pipeline_file
 @click.option("--kind", type=click.Choice(KINDS), help="Only this kind of thing.")
+@click.option("--all", "settled", is_flag=True, help="Also reasons of sources that are built by now.")
 @json_option
-def list_(pipeline: Pipeline, kind: str | None, as_json: bool) -> None:
+def list_(pipeline: Pipeline, kind: str | None, settled: bool, as_json: bool) -> None:
     """List the contents of quarantine, newest first."""
     chosen = [
-        kept for kept in read_quarantine(pipeline.layout.quarantine) if kind is None or kept.kind == kind
+        kept
+        for kept in read_quarantine(pipeline.layout.quarantine)
+        if kind in (None, kept.kind) and (settled or kept.things or kept.released is None)
     ]
     if as_json:
         print_json([_facts(kept) for kept in chosen])
@@ -67,7 +86,8 @@ def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"{one_line(kept.name)} ({_state(kept)})")
         places = (("lies", thing) for thing in things or ["nothing is kept of it"])
         for name, value in (*kept.body.items(), *places):
-            click.echo(f"  {name:<14} {one_line(value)}")
+            if value is not None and name not in MARKS:
+                click.echo(f"  {name:<14} {one_line(value)}")
 
 
 @quarantine.command(epilog="Example: stoker quarantine release /etc/stoker/fineweb.yaml 000_00012.parquet")
@@ -151,7 +171,9 @@ def _ask_each(
     for kept in chosen:
         daemon = TRAIN_SUPERVISOR if kept.kind == "checkpoint" and verb.startswith("drop") else STAGE_SHARD
         condition = {"sha256": kept.sha256} if kept.sha256 else None
-        outcome = ask(pipeline, daemon, verb, {"name": kept.name, **args}, condition, quiet=as_json)
+        judge = partial(_judged, pipeline, kept, verb, args)
+        body = {"name": kept.name, **args}
+        outcome = ask(pipeline, daemon, verb, body, condition, quiet=as_json, judge=judge)
         outcomes.append({"name": kept.name, "kind": kept.kind, "path": kept.path, **outcome})
         name = one_line(kept.path or kept.name)
         if "refused" in outcome:
@@ -169,6 +191,29 @@ def _ask_each(
     if as_json:
         print_json(outcomes)
     return EXIT_FINDING if EXIT_FINDING in codes else max(codes)
+
+
+def _judged(pipeline: Pipeline, kept: Kept, verb: str, args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the refusal of a release; None for what may be released, or cannot be judged here."""
+    if verb != RELEASE:
+        return None
+    source = read_sources(pipeline.layout, pipeline.dataset.name).get(kept.path)
+    if kept.released is not None:
+        return {"released": kept.path, "why": kept.released.get("why"), "already": True}
+    if (no := refusal(kept, source)) is not None:
+        return {"refused": no}
+    if args["force"] or source is None or source.never_came:
+        return None
+    receipt = read_receipts(pipeline.layout, pipeline.dataset.name).get(kept.path)
+    click.echo("the stage-shard loop is not running: the file is looked at here", err=True)
+    try:
+        with Workers() as workers:
+            task = recheck_task(pipeline, kept, source, receipt)
+            result = workers.run(Activity("revalidate", MODULE), task, "it could not be looked at")
+    except WorkerFailed:
+        return None
+    words = {"bad": str(Finding.of(result)), "gone": GONE}.get(result["status"])
+    return {"refused": words, "finding": True} if words else None
 
 
 def _facts(kept: Kept) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import click
 
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.cli.ask_daemon import become_owner
-from stoker.cli.options import PATH, counts, one_line, pipeline_file, plural
+from stoker.cli.options import PATH, TEXT, counts, one_line, pipeline_file, plural
 from stoker.cli.which_run import checkpoints_at
 from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
@@ -63,7 +63,7 @@ def shards(paths: tuple[Path, ...]) -> int:
 
 @verify.command(epilog="Example: stoker verify parquet /data/fineweb --text-column text")
 @PATHS
-@click.option("--text-column", default="text", help="The column that must hold text.")
+@click.option("--text-column", type=TEXT, default="text", help="The column that must hold text.")
 def parquet(paths: tuple[Path, ...], text_column: str) -> int:
     """Check the parquet files at PATHS.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import PATH, answer, json_option
+from stoker.cli.options import PATH, TEXT, answer, json_option
 from stoker.config.units import format_bytes
 from stoker.observe.memory_patterns import PATTERNS, PatternRun, Verdict, judge
 from stoker.store.errors import DataError, UsageError
@@ -24,7 +24,7 @@ HEAD = ROW.format("pattern", "begin", "end", "grown", "bytes/document", "bytes/t
 @click.command(epilog="Example: stoker memory diagnose /data/fineweb/000_00000.parquet")
 @click.argument("parquet", metavar="PARQUET", type=PATH)
 @click.option("--tokenizer", metavar="JSON", type=PATH, help="A tokenizer.json. [default: one trained here]")
-@click.option("--text-column", default="text", help="The column that holds the text.")
+@click.option("--text-column", type=TEXT, default="text", help="The column that holds the text.")
 @click.option("--documents", type=click.IntRange(1), help="How many. [default: 8 MiB of text]")
 @json_option
 def diagnose(

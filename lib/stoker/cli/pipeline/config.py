@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from stoker.cli.options import pipeline_file, printable
+from stoker.cli.pipeline.beside import linked_checkpoints, shared_ports, whole_run
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
 from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.checks import Fault, disk_faults, disk_notes, notes
@@ -87,11 +88,11 @@ def _summary(pipeline: Pipeline) -> str:
         fed = f"dataset {pipeline.dataset.name} -> " if pipeline.has_data else ""
         ours = f"{fed}run {train.run} by {Path((train.command or ('',))[0]).name}"
         return f"pipeline {pipeline.name}: {ours} in {working_directory(pipeline)}; state in {pipeline.state}"
-    tokens = train.horizon * train.seq_len * train.global_batch
+    steps, tokens = whole_run(pipeline)
     origin = source.path or source.repo or source.urls_file
     return (
         f"pipeline {pipeline.name}: {source.kind} {origin} -> dataset {pipeline.dataset.name} "
-        f"version {pipeline.dataset.version} -> run {train.run}: {train.horizon} steps, "
+        f"version {pipeline.dataset.version} -> run {train.run}: {steps} steps, "
         f"{format_count(tokens)} tokens; state in {pipeline.state}"
     )
 
@@ -110,7 +111,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
     """
     if not pipeline.has_data:
         faults = [*_surroundings(pipeline), *_run_faults(pipeline, None), *_program_faults(pipeline)]
-        return faults, notes(pipeline)
+        return faults, [*notes(pipeline), *shared_ports(pipeline)]
     asked_of_tokenizer(pipeline)
     seen, whole = _survey(pipeline), None
     faults, warnings = _columns(pipeline, seen)
@@ -128,7 +129,8 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
     except StorageError as error:
         warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
     coming = [] if pipeline.train.foreign else disappointments(pipeline, whole, training_days(pipeline))
-    return faults, [*notes(pipeline), *warnings, *_source_warnings(pipeline, seen), *coming]
+    warnings = [*notes(pipeline, whole_run(pipeline)[0]), *warnings, *shared_ports(pipeline)]
+    return faults, [*warnings, *_source_warnings(pipeline, seen), *coming]
 
 
 def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
@@ -136,6 +138,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
     if why := another_owner(pipeline):
         yield Fault(("state",), why)
     yield from (Fault(*found) for found in nested_through_links(pipeline))
+    yield from linked_checkpoints(pipeline)
     metrics, source = Metrics("config"), pipeline.dataset.source
     try:
         metrics.serve(pipeline.metrics.address, 0)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from stoker.cli.options import plural
+from stoker.cli.pipeline.beside import whole_run
 from stoker.config.checks import Fault, vocabulary
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_count
@@ -49,8 +50,7 @@ def disappointments(pipeline: Pipeline, whole: DataInView | None, days: float) -
 
 
 def _tokens(pipeline: Pipeline) -> int:
-    train = pipeline.train
-    return train.horizon * train.global_batch * train.seq_len
+    return whole_run(pipeline)[1]
 
 
 def _other_files(pipeline: Pipeline) -> Iterator[Fault]:
@@ -78,13 +78,13 @@ def _late_start(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
 
 
 def _short_data(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
-    train, epochs, tokens = pipeline.train, pipeline.plan.epochs, _tokens(pipeline)
+    epochs, (steps, tokens) = pipeline.plan.epochs, whole_run(pipeline)
     if epochs is None or tokens <= (there := whole.train_tokens * epochs):
         return
-    last = plural(epochs, "epoch") + f" the run ends at about step {there // (tokens // train.horizon)}"
+    last = plural(epochs, "epoch") + f" the run ends at about step {there * steps // tokens}"
     yield Fault(
         ("plan", "epochs"),
-        f"{train.horizon} steps take {format_count(tokens)} tokens, and {_told(whole)}: with "
+        f"{steps} steps take {format_count(tokens)} tokens, and {_told(whole)}: with "
         f"{last}; raise plan.epochs, or lower train.steps",
     )
 

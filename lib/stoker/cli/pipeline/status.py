@@ -28,8 +28,10 @@ STANDS_STILL = frozenset(
     {"waits", "paused", "trouble", "waiting for", "halted", "remedy"}
 )  # rows that explain a pause
 TITLE_WIDTH = 21
+ORDER = (TRAIN_SUPERVISOR, STAGE_SHARD, DOWNLOAD_WATCHDOG)  # what matters most is read first
 MOST_BUCKETS = 4  # that the row of goodput names
 _OF_GPUS = ("memory_used_bytes", "memory_total_bytes", "utilization_ratio", "temperature_celsius")
+UNREAD = "no step recognised in its output: set train.external.step, or use the client (docs/trainers.md)"
 Row = tuple[str, str]  # a title and its text; a row of data or run with an empty text is not shown
 
 
@@ -43,15 +45,15 @@ def status(pipeline: Pipeline, as_json: bool, check: bool) -> int:
     A stopped daemon shows its last status. A reboot erases these; then `stoker audit` counts.
     """
     daemons = read_status(pipeline.layout)
+    shown = daemons if pipeline.has_data else {TRAIN_SUPERVISOR: daemons[TRAIN_SUPERVISOR]}
     if as_json:
         print_json({"v": 1, "pipeline": pipeline.name, "time": utc_now(), "daemons": daemons})
     elif sys.stdout.isatty():
-        lines = terminal_lines(pipeline.name, daemons, columns_of(STDOUT), colour=coloured(STDOUT))
+        lines = terminal_lines(pipeline.name, shown, columns_of(STDOUT), colour=coloured(STDOUT))
         click.echo("\n".join(lines), color=True)
     else:
-        click.echo("\n".join(report_lines(pipeline.name, daemons)))
-    wanted = daemons if pipeline.has_data else (TRAIN_SUPERVISOR,)
-    return int(check and not all(is_well(daemons[daemon]) for daemon in wanted))
+        click.echo("\n".join(report_lines(pipeline.name, shown)))
+    return int(check and not all(is_well(about) for about in shown.values()))
 
 
 def is_well(about: Mapping[str, Any]) -> bool:
@@ -77,12 +79,12 @@ def terminal_lines(name: str, daemons: Daemons, columns: int, *, colour: bool) -
 
 def _rows(name: str, daemons: Daemons) -> Iterator[Row]:
     yield f"pipeline {name}", ""
-    for daemon, about in daemons.items():
-        yield from _daemon(daemon, about)
+    for daemon in (one for one in ORDER if one in daemons):
+        yield from _daemon(daemon, daemons[daemon])
     bodies = {daemon: _body(about) for daemon, about in daemons.items()}
-    data = [*_sources(bodies[DOWNLOAD_WATCHDOG]), *_shards(bodies[STAGE_SHARD])]
     run = _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"])
-    for title, rows in (("data", data), ("run", run)):
+    data = [*_shards(bodies.get(STAGE_SHARD, {})), *_sources(bodies.get(DOWNLOAD_WATCHDOG, {}))]
+    for title, rows in (("run", run), ("data", data)):
         shown = [(f"  {what}", text) for what, text in rows if text]
         yield from [(title, ""), *shown] if shown else []
 
@@ -111,12 +113,14 @@ def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[Row]:
 def _sources(body: Mapping[str, Any]) -> Iterator[Row]:
     if "files" not in body:
         return
-    verified = format_bytes(body.get("verified_bytes", 0))
-    files = f"{counts(body['files'])}; {verified} verified{_complete(body)}"
-    yield "files", files if body.get("looked", True) else f"looking at the source; {verified} verified"
-    here, whole = body.get("bytes_done"), body.get("bytes_of")
-    if here is not None and whole and here < whole:
-        text = f"{format_bytes(here)} of {format_bytes(whole)}, {100 * here / whole:.1f} %"
+    # Nothing vouches for what lies in a folder: its files are hashed, fetched ones verified.
+    here = "hashed" if "polling" in body else "verified"
+    files = counts({here if state == "verified" else state: count for state, count in body["files"].items()})
+    files = files if body.get("looked", True) else "looking at the source"
+    yield "files", f"{files}; {format_bytes(body.get('verified_bytes', 0))} {here}{_complete(body)}"
+    done, whole = body.get("bytes_done"), body.get("bytes_of")
+    if done is not None and whole and done < whole:
+        text = f"{format_bytes(done)} of {format_bytes(whole)}, {100 * done / whole:.1f} %"
         rate = body.get("rate_bytes_per_second")
         text += f"; {rate / 1e6:,.1f} MB/s" if rate else ""
         yield "fetched", text + (f", {left} left" if (left := _left(body)) else "")
@@ -189,7 +193,7 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     mfu = f", {100 * body['mfu']:.1f} % MFU" if body.get("mfu") else ""
     yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s{mfu}" if body.get("tokens_per_s") else ""
     if (source := body.get("steps_from")) not in (None, "messages"):
-        yield "read as", f"{source}: its output alone is known"
+        yield "steps", UNREAD if source == "nothing" else f"read from its output as {source}"
     yield "time left", _left(body)
     if checkpoint := body.get("checkpoint"):
         unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"
@@ -233,7 +237,8 @@ def watched_line(kind: str, episode: Mapping[str, Any]) -> str:
 def losses(body: Mapping[str, Any]) -> str:
     """Returns the losses that the train supervisor shows, if any."""
     figures = (("training", body.get("loss")), ("held-out", body.get("val_loss")))
-    return ", ".join(f"{name} {loss:.4f}" for name, loss in figures if isinstance(loss, float))
+    text = ", ".join(f"{name} {loss:.4f}" for name, loss in figures if isinstance(loss, float))
+    return text if body.get("val_step") is None else f"{text} at step {body['val_step']:,}"
 
 
 def _mirror(body: Mapping[str, Any]) -> str:

@@ -12,19 +12,21 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from stoker.cli.options import TEXT, one_line
 from stoker.cli.pipeline.events import Daemons, Output
 from stoker.cli.pipeline.run import Child, Foreground, how_it_ended
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.exec import child_environment, launch_command
-from stoker.kit.lock import Lock, take_up_state
+from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.terminal import Footer, harmless, sentence
 from stoker.store.errors import ConfigError, StokerError, UsageError
 from stoker.store.files import make_dir, write_atomic
@@ -48,6 +50,7 @@ _KEYS = {  # as a pipeline file names what is an option here
     "train.init_from": "--init-from",
     "stoker reload FILE; stoker resume FILE": "the same command again",
 }
+_text = partial(click.option, type=TEXT)  # all of it is written into a file
 _KEY = re.compile("|".join(map(re.escape, _KEYS)))
 
 
@@ -57,17 +60,18 @@ _KEY = re.compile("|".join(map(re.escape, _KEYS)))
     epilog="Example: stoker watch --checkpoints 'out/checkpoint-*' --resume '--resume {path}' -- "
     "python train.py",
 )
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-@click.option("--checkpoints", metavar="GLOB", help="The files or directories that are its checkpoints.")
-@click.option("--resume", metavar="ARGS", help="Added at a restart, with {path} or {step} filled in.")
-@click.option("--step", metavar="REGEX", help="What finds the step in a line of its output.  [default: auto]")
-@click.option("--init-from", metavar="PATH", help="A checkpoint that is there already, to begin from.")
-@click.option("--notify", metavar="ARGS", help="Run this once when it needs a hand; {message} is why.")
-@click.option("--name", metavar="NAME", help="Name of the run.  [default: from the command and directory]")
-@click.option("--state", metavar="DIR", help="Where its records are.  [default: ~/.local/state/stoker/NAME]")
-@click.option("--save", metavar="FILE", help="Write the pipeline file of all this, and end.")
+@click.argument("command", nargs=-1, type=TEXT)
+@click.option("--list", "is_list", is_flag=True, help="List the watched commands there are, and end.")
+@_text("--checkpoints", metavar="GLOB", help="The files or directories that are its checkpoints.")
+@_text("--resume", metavar="ARGS", help="Added at a restart, with {path} or {step} filled in.")
+@_text("--step", metavar="REGEX", help="What finds the step in a line of its output.  [default: auto]")
+@_text("--init-from", metavar="PATH", help="A checkpoint that is there already, to begin from.")
+@_text("--notify", metavar="ARGS", help="Run this once when it needs a hand; {message} is why.")
+@_text("--name", metavar="NAME", help="Name of the run.  [default: from the command and directory]")
+@_text("--state", metavar="DIR", help="Where its records are.  [default: ~/.local/state/stoker/NAME]")
+@_text("--save", metavar="FILE", help="Write the pipeline file of all this, and end.")
 @click.pass_context
-def watch(context: click.Context, /, command: tuple[str, ...], **given: str | None) -> None:
+def watch(context: click.Context, /, command: tuple[str, ...], *, is_list: bool, **given: str | None) -> None:
     """Keep COMMAND running: start it again after a crash or a hang, from its newest whole checkpoint.
 
     COMMAND runs here, in the foreground; what it prints is passed through. What the supervisor says is on
@@ -78,6 +82,12 @@ def watch(context: click.Context, /, command: tuple[str, ...], **given: str | No
     Ctrl-C asks the command to save and end (SIGTERM); a second one does not wait. The exit code is that of
     the command, 130 after Ctrl-C.
     """
+    if is_list:
+        base = Path(given["state"]) if given["state"] else _states()
+        click.echo("\n".join(map(one_line, listed(base))) or "no watched commands")
+        return
+    if not command:
+        raise UsageError("name the command to watch, as in: stoker watch -- python train.py")
     notify = _words(given["notify"], "--notify")
     if (origin := given["init_from"]) is not None and not os.path.lexists(origin):
         raise UsageError(f"--init-from {origin}: it is not there; name a checkpoint")
@@ -102,6 +112,19 @@ def watch(context: click.Context, /, command: tuple[str, ...], **given: str | No
         output.say("info", f"what is kept of this run is in {home}")
         code = Watching(load_pipeline(file), output, notify).run()
     context.exit(code)
+
+
+def listed(base: Path) -> Iterator[str]:
+    """Yields the name, state, directory and command of each watch below a directory, or in it."""
+    for lock in sorted((*base.glob("watch.lock"), *base.glob("*/watch.lock"))):
+        for file in sorted(lock.parent.glob("*.yaml")):
+            pipeline = load_pipeline(file)
+            foreign, run = pipeline.train.foreign, pipeline.train.run
+            assert foreign is not None
+            state = str(_record(pipeline.layout, run).get("state") or "not begun")
+            held = "watched now" if read_holder(lock) is not None else "not watched now"
+            yield f"{file.stem}: {run} {state}, {held}"
+            yield f"    in {foreign.directory}: {shlex.join(pipeline.train.command or ())}"
 
 
 def name_of(command: Sequence[str], directory: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from stoker.checkpoints.format import BODY
+from stoker.checkpoints.format import BODY, known_step
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.retention import Found, counts, find_checkpoints
 from stoker.cli.options import answer, json_option, pipeline_file, plural
@@ -20,10 +20,11 @@ from stoker.observe.status import read_status
 from stoker.plan.timelines import ancestry, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import RecordDamaged, read_record
+from stoker.supervise.run.early_stop import newest_evaluation, read_evaluations
 from stoker.supervise.run.horizon import milestones
 from stoker.supervise.run.launch_record import read_launches
 
-LINE = "{:>11}  {:>8}  {:>10}  {:>10}  {:>8}  {:>8}  {}"
+LINE = "{:>11}  {:>8}  {:>10}  {:>10}  {:>8}  {:>16}  {}"
 HEAD = ("step", "timeline", "size", "age", "loss", "held-out", "")
 
 
@@ -59,21 +60,25 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     history = ancestry(read_timelines(layout.timelines))
     found = sorted(find_checkpoints(layout.checkpoints), key=lambda one: one.step)
     rows = [_row(one, copies) for one in found]
+    evaluations = read_evaluations(layout.metrics, history)
     for one, row in zip(found, rows, strict=True):
         row["proven"], row["milestone"] = one.path.name in proven, one.step in kept
         row["in_history"] = one.timeline is None or counts(one.timeline, one.step, history)
+        if row["in_history"] and (evaluated := newest_evaluation(evaluations, one.step)):
+            row["val_step"], row["val_loss"] = evaluated  # of its own step, though it was sealed before
     return {"v": 1, "pipeline": pipeline.name, "run": run, "checkpoints": rows}
 
 
 def _row(one: Found, copies: set[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"step": one.step, "path": str(one.path), "readable": one.body is not None}
-    known = dict.fromkeys(("timeline", "bytes", "sealed_at", "loss", "val_loss"))
+    known = dict.fromkeys(("timeline", "bytes", "sealed_at", "loss", "val_loss", "val_step", "is_step_known"))
     if one.body is None:
         return {**row, **known, "mirrored": False}
     file = one.path / BODY
     copy = Mirrored.of(one.body.raw, hashlib.sha256(file.read_bytes()).hexdigest())
     known |= {"timeline": one.body.timeline, "bytes": one.body.bytes, "sealed_at": file.stat().st_mtime}
     known |= {name: one.body.raw.get(name) for name in ("loss", "val_loss")}
+    known["is_step_known"] = known_step(one.body.raw) is not None
     return {**row, **known, "mirrored": copy.name in copies}
 
 
@@ -91,8 +96,10 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
     if not row["readable"]:
         return f"{row['step']:,}", *[""] * 5
     age = format_duration(time.time() - row["sealed_at"])
-    losses = (f"{row[name]:.4f}" if row[name] is not None else "" for name in ("loss", "val_loss"))
-    return f"{row['step']:,}", str(row["timeline"]), format_bytes(row["bytes"]), age, *losses
+    loss, held_out = (f"{row[name]:.4f}" if row[name] is not None else "" for name in ("loss", "val_loss"))
+    if row["val_step"] not in (None, row["step"]):
+        held_out += f" at {row['val_step']:,}"
+    return f"{row['step']:,}", str(row["timeline"]), format_bytes(row["bytes"]), age, loss, held_out
 
 
 def _words(row: Mapping[str, Any]) -> Iterator[str]:
@@ -101,5 +108,7 @@ def _words(row: Mapping[str, Any]) -> Iterator[str]:
         return
     yield "proven" if row["proven"] else "sealed"
     yield from (name for name in ("mirrored", "milestone") if row[name])
+    if not row["is_step_known"]:
+        yield "its step is unknown"
     if not row["in_history"]:
         yield "given up by a rollback"

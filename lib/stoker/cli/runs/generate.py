@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from stoker.cli.options import PATH, FiniteRange
+from stoker.cli.options import PATH, TEXT, FiniteRange
 from stoker.cli.which_run import proven_checkpoint
 
 
 @click.command(epilog="Example: stoker generate demo-run/state/runs/main/checkpoints --prompt 'The file'")
 @click.argument("checkpoint", type=PATH)
-@click.option("--prompt", default="", help="What the text begins with; empty for a new document.")
+@click.option("--prompt", type=TEXT, default="", help="What the text begins with; empty for a new document.")
 @click.option("--tokens", default=100, type=click.IntRange(1), help="At most so many more tokens.")
 @click.option("--temperature", default=0.8, type=FiniteRange(0), help="0 takes the likeliest token.")
 @click.option("--top-k", default=50, type=click.IntRange(0), help="Draw from the k likeliest; 0 from all.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from stoker.cli.ask_daemon import ask
@@ -9,6 +11,9 @@ from stoker.cli.options import json_option, pipeline_file, print_json
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
 from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.record import read_record
+from stoker.store.requests import waiting_requests
+from stoker.supervise.run.record import parse_record
 
 EXIT_REFUSED = 65
 
@@ -40,7 +45,15 @@ def resume(pipeline: Pipeline, as_json: bool) -> int:
 def _ask(pipeline: Pipeline, verb: str, *, as_json: bool) -> int:
     if not pipeline.layout.run(pipeline.train.run).root.exists():
         read_identity(pipeline.layout, pipeline.train.run)  # raises UsageError: the run has not begun
-    outcome = ask(pipeline, TRAIN_SUPERVISOR, verb, {}, quiet=as_json)
+
+    def judge() -> dict[str, Any] | None:
+        path = pipeline.layout.run(pipeline.train.run).record
+        if verb != "pause" or not path.exists() or waiting_requests(pipeline.layout, TRAIN_SUPERVISOR)[0]:
+            return None  # what waits may begin the run again
+        record = parse_record(read_record(path), path)
+        return {"refused": f"the run is {record.state}"} if record.is_over else None
+
+    outcome = ask(pipeline, TRAIN_SUPERVISOR, verb, {}, quiet=as_json, judge=judge)
     if as_json:
         print_json(outcome)
     elif "refused" in outcome:

@@ -7,13 +7,22 @@ from typing import Any
 
 import click
 
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.cli.ask_daemon import ask
-from stoker.cli.options import json_option, pipeline_file, planned_file, plural, print_json
+from stoker.cli.options import TEXT, json_option, pipeline_file, planned_file, plural, print_json
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
+from stoker.corpus.records.dataset import read_pin
+from stoker.corpus.records.sources import Source, read_sources
+from stoker.plan.log import read_plan
 from stoker.plan.timelines import read_timelines
+from stoker.shards.format.identity import set_key
 from stoker.store.errors import UsageError
 from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.record import RecordDamaged, read_record
+from stoker.store.requests import Request
+from stoker.supervise.lost_sets import by_key
+from stoker.supervise.rollback import RollbackRefused, decide, parse_ask, standing
 
 EXIT_REFUSED = 65
 
@@ -38,7 +47,7 @@ def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
     callback=_spans,
     help="Pass over what the steps FROM < s <= TO were trained on; may be given several times.",
 )
-@click.option("--reason", default="operator", help="What to write down as the reason.")
+@click.option("--reason", type=TEXT, default="operator", help="What to write down as the reason.")
 @json_option
 def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str, as_json: bool) -> int:
     """Go back to the checkpoint of STEP (0: the beginning), and continue from there on a new timeline.
@@ -54,7 +63,7 @@ def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str,
 @click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
 @planned_file
 @click.argument("key")
-@click.option("--reason", default=None, help="What to write down as the reason.")
+@click.option("--reason", type=TEXT, default=None, help="What to write down as the reason.")
 @json_option
 def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) -> int:
     """Give up a shard set that is lost: on hot, on warm, and its source too.
@@ -66,12 +75,55 @@ def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) ->
     return _ask(pipeline, "skip_set", {"key": key} | ({"reason": reason} if reason else {}), as_json=as_json)
 
 
+def _refused(pipeline: Pipeline, request: Request) -> dict[str, Any] | None:
+    """Returns the refusal of what the records show to be impossible; of what may be in the mirror none."""
+    run = pipeline.layout.run(pipeline.train.run)
+    there = standing(run, read_plan(run.plan), pipeline.train.global_batch)
+    try:
+        ask_ = parse_ask(request, there.steps)
+        if ask_.to not in {0, *there.steps} and _is_mirrored(pipeline, ask_.to):
+            return None
+        decide(ask_, there, _sources(pipeline) if ask_.lost else None)
+    except RollbackRefused as refusal:
+        return {"refused": str(refusal)}
+    return None
+
+
+def _sources(pipeline: Pipeline) -> dict[str, Source]:
+    """Returns the sources by the key of their set."""
+    pin = read_pin(pipeline.layout, pipeline.dataset.name)
+    if pin is None:
+        return {}
+    sources, build_id = read_sources(pipeline.layout, pin.dataset).values(), pin.build_id
+    return by_key(sources, lambda sha256: set_key(sha256, build_id))
+
+
+def _is_mirrored(pipeline: Pipeline, step: int) -> bool:
+    """Returns whether the mirror may hold a step: by the supervisor's last listing, if there is any."""
+    if pipeline.warm_layout is None or not pipeline.train.checkpoint.mirror:
+        return False
+    try:
+        listed = read_record(pipeline.layout.run(pipeline.train.run).mirror)["copies"]
+    except (FileNotFoundError, RecordDamaged):
+        return True
+    return any(Mirrored.parse(copy).step == step for copy in listed)
+
+
 def _ask(pipeline: Pipeline, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:
     run = pipeline.layout.run(pipeline.train.run)
     if not run.root.exists():
         read_identity(pipeline.layout, pipeline.train.run)  # raises UsageError: the run has not begun
     condition = {"timeline": read_timelines(run.timelines).current}
-    outcome = ask(pipeline, TRAIN_SUPERVISOR, verb, args, condition, quiet=as_json)
+    request = Request("", verb, args, condition, "")
+    outcome = ask(
+        pipeline,
+        TRAIN_SUPERVISOR,
+        verb,
+        args,
+        condition,
+        quiet=as_json,
+        judge=lambda: _refused(pipeline, request),
+    )
     if as_json:
         print_json(outcome)
     elif "refused" in outcome:

@@ -19,8 +19,8 @@ from stoker.store.record import RecordDamaged, read_record
 from stoker.supervise.run.goodput import read_account
 from stoker.supervise.run.launch_ends import LaunchEnd, parse_end, read_ends
 
-HEAD = ("launch", "begin", "time", "steps", "proven", "end", "goodput", "redone")
-LINE = "{:<26}{:<22}{:>10}  {:>17}  {:>9}  {:<17}{:>8}  {:>10}"
+HEAD = ("launch", "time", "steps", "good", "end")
+LINE = "{:<25}{:>12}{:>20}{:>6} {}"  # 80 columns; a launch's name has its begin in it
 
 
 @click.command(epilog="Example: stoker runs /etc/stoker/fineweb.yaml")
@@ -28,7 +28,7 @@ LINE = "{:<26}{:<22}{:>10}  {:>17}  {:>9}  {:<17}{:>8}  {:>10}"
 @click.option("--run", help="Another run of this pipeline than the one the file names.")
 @json_option
 def runs(pipeline: Pipeline, run: str | None, as_json: bool) -> None:
-    """Show each launch: when, how long, its steps, the class of its end, its goodput, time of lost steps.
+    """Show each launch: when, how long, its steps, its goodput, the class of its end; what of it was lost.
 
     The time of a launch includes what lies between it and the one before. The last launch has its share once
     it is proven what it left. Reads only, and may run beside the daemons.
@@ -75,16 +75,19 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield LINE.format(*HEAD)
     for one in launches:
         yield LINE.format(*_row(one)).rstrip()
+        if (proven := one["proven_step"]) is not None and proven < one["last_step"]:
+            yield f"    proven to step {proven:,}; {_redone(one)} in steps made again"
     for what in report["damage"]:
         yield f"  runs.jsonl is damaged: {what}"
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     end = one["exit_class"] or ("running" if one["is_running"] else "not known")
-    lasted = share = redone = ""
+    lasted = share = ""
     if one["goodput"] is not None:
-        lasted, share = format_duration(one["wall_s"]), f"{100 * one['goodput']:.1f} %"
-        redone = format_duration(one["seconds"].get("redone", 0.0))
-    proven = "" if one["proven_step"] is None else f"{one['proven_step']:,}"
-    steps = f"{one['resume_step']:,} to {one['last_step']:,}"
-    return one["launch"], one["begin"], lasted, steps, proven, end, share, redone
+        lasted, share = format_duration(one["wall_s"]), f"{100 * one['goodput']:.0f} %"
+    return one["launch"], lasted, f"{one['resume_step']:,}-{one['last_step']:,}", share, end
+
+
+def _redone(one: Mapping[str, Any]) -> str:
+    return format_duration(one["seconds"].get("redone", 0.0))

@@ -99,7 +99,7 @@ class History:
         settings = launches[-1].settings if launches else {}
         self.steps = int(settings.get("steps") or 0)
         self._batch = int(settings.get("global_batch") or pipeline.train.global_batch)
-        if pipeline.train.run == name:
+        if pipeline.train.run == name and (pipeline.train.steps or not self.steps):
             self.steps = pipeline.train.horizon
         self.finished = self._finished()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stoker.corpus.staging.finding import BadParquet, Finding
@@ -98,17 +97,23 @@ def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
     with PastCacheFile(path) if past_cache else path.open("rb") as stream:
         footer_bytes = _check_ends(stream, path.stat().st_size)
     with telling(_footer_reason), _memory_for_the_footer(footer_bytes):
-        file = pq.ParquetFile(
-            PastCacheFile(path) if past_cache else path,
-            pre_buffer=False,
-            buffer_size=READ_BUFFER,
-            page_checksum_verification=True,
-            **THRIFT_LIMITS,
-        )
+        file = _bounded(PastCacheFile(path) if past_cache else path)
         file.schema_arrow  # noqa: B018 - an error it raises belongs to the footer
     if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:
         raise BadParquet("encrypted", "its footer is signed: it has encrypted columns")
     return file
+
+
+def _bounded(source: Path | PastCacheFile, **options: Any) -> pq.ParquetFile:
+    """Opens parquet as everything in Stoker does: any column chunk is read a buffer at a time."""
+    return pq.ParquetFile(
+        source,
+        pre_buffer=False,
+        buffer_size=READ_BUFFER,
+        page_checksum_verification=True,
+        **THRIFT_LIMITS,
+        **options,
+    )
 
 
 @contextmanager
@@ -126,6 +131,11 @@ def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
         raise BadParquet(reason(error), str(error), **place) from error
 
 
+def _shown(data: bytes) -> str:
+    """Returns bytes for a person: text where they are text, else their hexadecimal digits."""
+    return data.decode() if data.isascii() and data.decode().isprintable() else data.hex(" ")
+
+
 def _check_ends(file: Any, size: int) -> int:
     """Checks both magics and returns the length of the footer."""
     if size == 0:
@@ -137,9 +147,9 @@ def _check_ends(file: Any, size: int) -> int:
     if _MAGIC_ENCRYPTED in (head, tail):
         raise BadParquet("encrypted", "the footer is encrypted; Stoker reads plain parquet")
     if head != _MAGIC:
-        raise BadParquet("not_parquet", f"it begins with {head!r}, not {_MAGIC!r}")
+        raise BadParquet("not_parquet", f"it begins with {_shown(head)}, not {_shown(_MAGIC)}")
     if tail != _MAGIC or size < _SMALLEST:
-        raise BadParquet("truncated", f"it ends with {tail!r} after {size} bytes, not {_MAGIC!r}")
+        raise BadParquet("truncated", f"it ends with {_shown(tail)} after {size} bytes, not {_shown(_MAGIC)}")
     if length > size - _SMALLEST:
         raise BadParquet("footer_absurd", f"a footer of {length} bytes in a file of {size}")
     if length > FOOTER_BYTES:
@@ -296,9 +306,11 @@ def longest_entry(path: Path, metadata: pq.FileMetaData, group: int, column: str
     begins = chunk.dictionary_page_offset
     if begins is None or chunk.data_page_offset - begins > max(_SMALL, _BYTES_A_ROW * about.num_rows):
         return 0
+    import pyarrow.compute as pc  # noqa: PLC0415 - 25 ms of each worker's start, for a rare kind of column
+
     try:
-        file = pq.ParquetFile(path, metadata=metadata, read_dictionary=[column], pre_buffer=False)
-        values = next(file.iter_batches(1, [group], [column], use_threads=False))[column]
+        with _bounded(path, metadata=metadata, read_dictionary=[column]) as file:
+            values = next(file.iter_batches(1, [group], [column], use_threads=False))[column]
         return int(pc.max(pc.binary_length(values.dictionary)).as_py() or 0)
     except (pa.ArrowException, OSError, ValueError, StopIteration, AttributeError):
         return 0

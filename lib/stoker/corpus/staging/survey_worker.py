@@ -12,10 +12,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
-from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.staging.preflight import open_parquet, preflight
 from stoker.kit.workers.child import ALIVE_EVERY_S, Report, paced, run_worker
 
 ENOUGH = 20  # footers, where one of them has the text column
@@ -68,7 +66,8 @@ def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> 
 
 
 def _text_bytes(path: Path, column: str) -> int:
-    metadata = pq.read_metadata(path)
+    with open_parquet(path) as file:
+        metadata = file.metadata
     return sum(
         chunk.total_uncompressed_size
         for group in map(metadata.row_group, range(metadata.num_row_groups))

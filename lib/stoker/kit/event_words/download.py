@@ -59,14 +59,14 @@ DOWNLOAD: Words = {
         "Mend the disk or the mount.",
     ),
     "file_released": routine("a fetched file was removed after its shard set was safe"),
-    "file_reverified": routine("a file is verified again"),
+    "file_reverified": routine("a file is hashed again, and as it was"),
     "file_unproven": warning(
         "a file came without a length or a sum to hold it against",
         "It is used as it came.",
         "Compare {path} with its source.",
         "List its sha256 beside its URL to have it proven.",
     ),
-    "file_verified": routine("a file is here and its hash is right"),
+    "file_verified": routine("a file is here and hashed; a fetched one is what was listed"),
     "files_list_unknown": warning(
         "the list names files that the source lacks",
         "The other files are used.",

@@ -19,7 +19,7 @@ EVERY: Words = {
     "daemon_crash_loop": error(
         "the daemon ended uncleanly again and again",
         "Three times within 15 minutes it was killed or failed. systemd goes on starting it.",
-        "Run `journalctl -u 'stoker-*@NAME' -b -p warning`, and `dmesg`: what came before each end?",
+        "Run `journalctl -u 'stoker-*@NAME.service' -b -p warning`, and `dmesg`: what came before each end?",
         "Do what the sentence at its end says; after a kill by the kernel, give it memory. "
         "Report a traceback, with `stoker version`.",
         alert="StokerDaemonRestarting",
@@ -34,7 +34,7 @@ EVERY: Words = {
         "a reload was refused; the daemon goes on with the file and the code that it has",
         "Nothing has changed: the old settings hold.",
         "Read the reason above; it names the key and its line.",
-        "Put the file or the code right, then `systemctl reload 'stoker-*@NAME'`.",
+        "Put the file or the code right, then `systemctl reload 'stoker-*@NAME.service'`.",
     ),
     "reloaded": info("the daemon began again in place, with the file and the code of now"),
     "request_stuck": warning(
@@ -68,7 +68,7 @@ EVERY: Words = {
     "worker_not_started": error(
         "a worker could not be started",
         "The system has no room for another process, its memory or its open files. It is tried again.",
-        "Run `systemctl status 'stoker-*@NAME'`: is it at TasksMax= or MemoryMax=? Run `free -h`.",
+        "Run `systemctl status 'stoker-*@NAME.service'`: is it at TasksMax= or MemoryMax=? Run `free -h`.",
         "Raise the limit, or end what takes the room.",
     ),
     "worker_stuck": error(

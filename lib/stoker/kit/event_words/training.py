@@ -257,4 +257,10 @@ TRAINING: Words = {
         AT_STEP,
         "Nothing, unless it comes back elsewhere: then a lower `train.optimizer.lr`.",
     ),
+    "words_unknown": warning(
+        "the trainer tells words that Stoker does not know",
+        "They are passed over. Training goes on.",
+        "Compare the fields above with docs/trainers.md: the first such word of the launch.",
+        "Mend the call of the client; words of your own go to your own log.",
+    ),
 }

@@ -1,12 +1,13 @@
 """Worker: hashes and wholly decodes a quarantined source file again, both past the page cache.
 
 task: {"home": a directory that is empty only where the source's disk is not mounted,
-       "origin": the source's file | null, "kept": the copy in quarantine | null, "target": its path on hot,
+       "origin": the source's file | null, "kept": the copy in quarantine | null,
+       "target": its path on hot | null to judge only,
        "size", "sha256", "text_column", "columns": {name: kind}, "floor",
        "decode": false to hash only, "disks": [the marks of the disks it may write to]}
 messages: {"kind": "progress"}
 result: {"status": "good", "place": "origin" | "kept", "cached"}: it may be built. A kept copy without its
-        origin is copied to the target too.
+        origin is copied to the target, too.
         {"status": "bad", "reason", "row_group", "column", "detail"}: the same content, and still bad
         {"status": "changed", "sha256"}: the source's file is not the file that was quarantined
         {"status": "gone"}: neither the source's file nor a copy of it exists
@@ -54,7 +55,7 @@ def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
         )
         if flaw is not None:
             return {"status": "bad", **flaw.fields()}
-    if place == "kept":
+    if place == "kept" and task["target"] is not None:
         _take(path, Path(task["target"]), task, say)
     return {"status": "good", "place": place, "cached": found.cached}
 

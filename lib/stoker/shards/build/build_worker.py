@@ -73,6 +73,7 @@ def _build(task: BuildTask, report: Report) -> dict[str, Any]:
     if task.engine != HF_TOKENIZERS:
         report("phase", phase="check_engine")
     engine, refused = kept.engines.choose(task.parquet, task.build.text_column)
+    give_back()
     if refused:
         report("engine", used=engine.name, refused=FASTOKENS, reason=refused)
     with (

@@ -90,11 +90,11 @@ class BuildTask:
 class Build:
     """A build in progress: the output files, the books, and the next row to read.
 
-    `reference` is the engine that takes over where `engine` fails; both give the same tokens. `loaded` is the
-    resident bytes of this process before the first text.
+    `reference` gives the engine that takes over where `engine` fails; both give the same tokens. `loaded` is
+    the resident bytes of this process before the first text.
     """
 
-    def __init__(self, task: BuildTask, engine: Engine, reference: Engine, loaded: int) -> None:
+    def __init__(self, task: BuildTask, engine: Engine, reference: Callable[[], Engine], loaded: int) -> None:
         self.task = task
         self.engine = engine
         self.engine_refused = ""
@@ -247,8 +247,9 @@ class Build:
         try:
             return self.engine.documents(texts)
         except EngineUnsupported as error:
-            report("engine", used=self._reference.name, refused=self.engine.name, reason=str(error))
-            self.engine, self.engine_refused = self._reference, str(error)
+            reference = self._reference()
+            report("engine", used=reference.name, refused=self.engine.name, reason=str(error))
+            self.engine, self.engine_refused = reference, str(error)
             return self.engine.documents(texts)
 
 

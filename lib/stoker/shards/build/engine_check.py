@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +21,9 @@ PLACE_BYTES = 16 << 10  # of text at each place; the reference encodes 1 to 4 MB
 LEAST_PLACES, MOST_PLACES = 2, 16  # in the file, spread over its row groups
 BYTES_A_PLACE = 64 << 20  # of the file: a place costs some 15 ms, and so many bytes take a builder a second
 MOST_CHARS = 1 << 12  # of one document
+# A file from which on the reference is loaded again for the next file's sample, in a hundredth of the build's
+# time, instead of lying in memory for the whole build
+LARGE_BYTES = 512 << 20
 
 # Texts rare in prose, on which pre-tokenizers differ
 _MADE = 1500  # random texts; HF encodes them in some 20 ms
@@ -54,25 +58,49 @@ class Engines:
     """The engines for one tokenizer; `refused` is why the fast engine cannot be used, empty where it can."""
 
     def __init__(self, tokenizer: FrozenTokenizer, *, fast: bool = True) -> None:
-        self.reference: Engine = HFEngine(tokenizer)
-        self._fast: Engine = self.reference
+        self._tokenizer = tokenizer
+        self._reference: Engine | None = HFEngine(tokenizer)
+        self._fast: Engine | None = None
         self.refused = ""
         if not fast:
             return
         try:
             self._fast = FastEngine(tokenizer)
-            self.refused = _difference(self.reference, self._fast, probes(tokenizer.special), "odd texts")
+            self.refused = self._difference([("odd texts", probes(tokenizer.special))])
         except EngineUnsupported as error:
             self.refused = str(error)
+        if self.refused:
+            self._fast = None
+
+    def reference(self) -> Engine:
+        """Returns HF tokenizers, which is loaded again where a large file made it leave."""
+        if self._reference is None:
+            self._reference = HFEngine(self._tokenizer)
+        return self._reference
 
     def choose(self, parquet: Path, text_column: str) -> tuple[Engine, str]:
         """Returns the engine for a file, and why it is not the fast one; raises BadParquet, StorageError."""
-        refused = self.refused
-        if not refused and self._fast is not self.reference:
-            sample = _sample(parquet, text_column)
-            differences = (_difference(self.reference, self._fast, texts, place) for place, texts in sample)
-            refused = next(filter(None, differences), "")
-        return (self.reference if refused else self._fast), refused
+        if self._fast is None:
+            return self.reference(), self.refused
+        if refused := self._difference(_sample(parquet, text_column)):
+            return self.reference(), refused
+        if parquet.stat().st_size >= LARGE_BYTES:
+            self._reference = None
+        return self._fast, ""
+
+    def _difference(self, sample: Iterable[tuple[str, list[str]]]) -> str:
+        """Returns the first difference on texts and their places; empty where there is none.
+
+        In a thread that ends with it, because both engines keep what they have seen for each thread.
+        """
+        reference, fast = self.reference(), self._fast
+        assert fast is not None
+
+        def first() -> str:
+            return next(filter(None, (_difference(reference, fast, texts, at) for at, texts in sample)), "")
+
+        with ThreadPoolExecutor(1, "engines") as thread:
+            return thread.submit(first).result()
 
 
 def _sample(parquet: Path, text_column: str) -> Iterator[tuple[str, list[str]]]:
@@ -122,7 +150,7 @@ def _random_text(rng: random.Random, pieces: list[str]) -> str:
     made = []
     for _ in range(rng.randint(1, 12)):
         first, last = rng.choice(_RANGES)
-        run = (rng.randrange(first, last) for _ in range(rng.choice((1, 1, 2, 3, 9))))
+        run = rng.choices(range(first, last), k=rng.choice((1, 1, 2, 3, 9)))
         made.append("".join(map(chr, run)))
         made.append(rng.choice(pieces) if rng.random() < 0.5 else "")
     return "".join(made)

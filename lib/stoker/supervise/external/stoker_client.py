@@ -148,6 +148,8 @@ def _text(key: str, value: Any) -> str:
     try:
         value = os.path.abspath(value) if key == "checkpoint" and value else value  # noqa: PTH100
         plain = value if value is None or isinstance(value, (str, int, os.PathLike)) else float(value)
+        if key == "checkpoint" and plain:
+            return str(plain).replace("\n", " ")  # a path keeps its blanks; a line feed would end the word
         return "" if plain is None else " ".join(str(plain).split())
     except Exception:  # noqa: BLE001 - whatever the value's own code raises, training goes on
         return ""

@@ -50,9 +50,14 @@ class Evidence:
         return self.oom_kills > 0 and (left is None or 2 * self.peak_bytes >= left)
 
     def body(self) -> dict[str, Any]:
-        """Returns what an event and runs.jsonl tell: all that says something, but for the output."""
+        """Returns what an event and runs.jsonl tell: all that says something, but for the output.
+
+        Kills are told only where they may have met the launch.
+        """
         quiet, told = asdict(Evidence()), asdict(self)
         del told["lines"]
+        if not self.is_out_of_memory:
+            del told["oom_kills"]
         return {name: value for name, value in told.items() if name == "step" or value != quiet[name]}
 
 

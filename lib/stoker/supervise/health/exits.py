@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from stoker.kit.process import signal_name
 from stoker.supervise.health.evidence import Evidence
+from stoker.supervise.health.output import uncaught
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ _CARD = ("CUDA error", "CUDA driver error", "cuDNN error", "CUBLAS_STATUS_")
 # What a program did wrong, which it will do again: no card is lost.
 _OWN_MISTAKES = ("device-side assert", "illegal memory access", "misaligned address", "invalid ")
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+IN_A_PIPE = (
+    "but its output ends with an error that nobody caught; the exit code of a pipe is its last command's: "
+    "start it with bash -o pipefail -c"
+)
 TOLD_LINES = 20  # of the output, for a trainer that does not say why it ends
 LAUNCHER, NOT_STARTED = "stoker.kit.exec: ", (126, 127)  # what it says, and its exit codes
 FULL_BYTES = 16 << 20  # a disk with less room has no place for a checkpoint
@@ -157,6 +162,9 @@ def _judged(end: GuardedEnd, seen: Evidence, words: str) -> tuple[ExitClass, str
             ExitClass.FINISHED_SHORT,
             f"after step {seen.step} of {seen.last_step}, and nobody asked it to stop",
         )
+    is_done = seen.last_step is not None or seen.ending is not None
+    if kind is ExitClass.FINISHED and not is_done and (error := uncaught(seen.lines)):
+        return ExitClass.FINISHED_SHORT, f"{IN_A_PIPE} ({error})"
     return kind, ""
 
 

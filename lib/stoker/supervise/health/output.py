@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,15 @@ MOST_BYTES = 256 << 10  # of a file that are looked at
 MOST_CHARACTERS = 500  # of a line
 _LAUNCH_FILE = re.compile(r"(?:output|stacks)-(\d{8}T\d{6}Z-[0-9a-f]{8})(?:-\w+)?\.txt")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)(?:API_?)?KEY(?:_|$)", re.IGNORECASE)
+_RANK = re.compile(r"\[[a-z]+\d+\]: ?")  # of torchrun's ranks, before each line
+_FRAME = re.compile(r'\s+File ".*", line \d+')
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(?::.*)?")
+# What stands after the line of the error that ends a program: more of its message, CUDA's hints, torchrun's
+# summary, last words of libraries.
+_AFTER_ERROR = re.compile(
+    r"\s|CUDA kernel errors|For debugging consider|Compile with `TORCH|Device-side assertion|[=-]+$"
+    r"|\S+ FAILED$|Failures:$|Root Cause |\[\d+\]:$|\[W|wandb: "
+)
 _LEAST_SECRET = 8  # characters: a shorter value hides half of each line
 
 
@@ -30,6 +40,20 @@ def last_lines(path: Path, count: int) -> list[str]:
     shown = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     plain = ("".join(c if c.isprintable() else " " for c in line).rstrip() for line in shown)
     return [line[-MOST_CHARACTERS:] for line in plain if line][-count:]
+
+
+def uncaught(lines: Sequence[str]) -> str:
+    """Returns the line that names the error with which a Python program ended; "" where none ended it.
+
+    An error that was caught and printed has other lines after its trace.
+    """
+    plain = [text for line in lines if (text := _RANK.sub("", line))]
+    while plain and _AFTER_ERROR.match(plain[-1]):
+        plain.pop()
+    if not plain or not _ERROR.fullmatch(error := plain.pop()):
+        return ""
+    trace = itertools.takewhile(lambda line: line[0].isspace(), reversed(plain))
+    return error if any(map(_FRAME.match, trace)) else ""
 
 
 def without_secrets(lines: Iterable[str], environ: Mapping[str, str]) -> list[str]:

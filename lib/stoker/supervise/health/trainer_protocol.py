@@ -14,6 +14,7 @@ from stoker.store.record import parse_json
 MOST_BYTES = 8192  # a trainer sends no longer datagram
 MOST_TEXT = 500
 MOST_PATH = 4096  # bytes, as Linux allows
+MOST_UNKNOWN, MOST_KEY = 8, 40  # keys that nobody knows, and characters of each: an operator is told
 MOST_RANKS = 1024  # whose stacks are taken
 
 PHASES = frozenset({"load", "compile", "train", "eval", "checkpoint", "wait-data"})
@@ -24,7 +25,7 @@ COUNTING = frozenset({"eval", "checkpoint"})  # in which a higher DONE is progre
 Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
 _NOT_OF_THE_VIEW = (
     *("at", "checkpoint", "done", "nonfinite", "numerics", "pid", "rank"),
-    *("save_failed", "save_in_place", "stacks"),
+    *("save_failed", "save_in_place", "stacks", "unknown"),
 )
 
 
@@ -41,7 +42,7 @@ def parse(datagram: bytes, launch: str) -> Said | None:
     if len(datagram) > MOST_BYTES:
         return None
     try:
-        lines = datagram.decode("utf-8").splitlines()
+        lines = datagram.decode("utf-8").split("\n")  # a path may have what `splitlines` takes for an end
     except UnicodeDecodeError:
         return None
     values = dict(line.split("=", 1) for line in lines if "=" in line)
@@ -52,6 +53,8 @@ def parse(datagram: bytes, launch: str) -> Said | None:
         with contextlib.suppress(ValueError, TypeError):  # an invalid value is ignored
             if values.get(key):
                 said[key.lower()] = reader(values[key])
+    if unknown := sorted(values.keys() - _READERS.keys() - {"LAUNCH"}):
+        said["unknown"] = tuple(key[:MOST_KEY] for key in unknown[:MOST_UNKNOWN])
     if any(_is_not_finite(values.get(key, "")) for key in ("LOSS", "GRAD_NORM")):
         said["nonfinite"] = 1
     return said

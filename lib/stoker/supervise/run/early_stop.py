@@ -6,6 +6,8 @@ Trainer and supervisor ask the same function of the same rows, so a resumed run 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,13 +47,23 @@ def standstill(evaluations: Evaluations) -> Standstill:
     return found
 
 
-def read_evaluations(log: Path, history: History, upto: int) -> dict[int, tuple[float | None, float | None]]:
-    """Returns the evaluations of a history in a training log, up to a step; {} for a missing log.
+def newest_evaluation(evaluations: Evaluations, upto: float = math.inf) -> tuple[int, float] | None:
+    """Returns step and loss of the newest finite evaluation up to a step."""
+    known = [(step, loss) for step, (loss, _) in evaluations.items() if step <= upto and loss is not None]
+    return max(known, default=None)
 
-    Raises StorageError for a log that cannot be read.
+
+def read_evaluations(
+    log: Path, history: History, upto: float = math.inf, *, tail_bytes: int | None = None
+) -> dict[int, tuple[float | None, float | None]]:
+    """Returns the evaluations of a history in a training log, or in its end, up to a step.
+
+    {} for a missing log. Raises StorageError for a log that cannot be read.
     """
     found = {}
     with contextlib.suppress(FileNotFoundError), storage_errors("read", log), log.open("rb") as lines:
+        if tail_bytes is not None:
+            lines.seek(max(0, lines.seek(0, os.SEEK_END) - tail_bytes))
         for line in lines:
             if b'"val_loss"' not in line:
                 continue

@@ -82,14 +82,14 @@ def cut_end(path: Path, timeline: int, resume_step: int) -> None:
             log.seek(max(0, end - CUT_BYTES))
             block = log.read(end - log.tell())
             lines = block.splitlines(keepends=True)
-            for line in reversed(lines[1:] if len(block) < end else lines):
+            if len(block) < end:
+                lines = lines[1:] or lines  # the first may begin before; one alone is longer than any row
+            for line in reversed(lines):
                 row = _row(line)
                 if row is not None and (row["timeline"] != timeline or _stays(row, resume_step)):
                     log.truncate(end)
                     return
                 end -= len(line)
-            if len(lines) == 1:  # longer than any row
-                end -= len(block)
         log.truncate(0)
 
 

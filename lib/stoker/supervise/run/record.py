@@ -103,6 +103,11 @@ class RunRecord:
         return configured if isinstance(configured, int) else None
 
     @property
+    def is_over(self) -> bool:
+        """Whether no launch is left that could be held: a rollback or a changed file begins it again."""
+        return self.state in ("finished", "failed")
+
+    @property
     def held(self) -> str:
         """Returns why no launch may be made, for the status; "" where one may."""
         if self.halted is not None:
