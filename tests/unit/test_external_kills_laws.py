@@ -62,6 +62,14 @@ def test_a_launch_goes_back_by_one_interval_at_most(
     assert bool(list(too_far_back(earlier, [start((now, 2))], 20, is_told=is_told))) is is_wrong
 
 
+def test_what_a_stopped_trainer_saves_over_is_its_own_loss() -> None:
+    saved = [{"kind": kind, "path": "last", "step": 40} for kind in ("writing", "finished")]
+    earlier = [start((20, 1)), *saved, {"kind": "step", "step": 41}]
+    assert list(too_far_back(earlier, [start((20, 1))], 20, is_told=True))
+    over = [*earlier, {"kind": "writing", "path": "last", "step": 41}]
+    assert not list(too_far_back(over, [start((20, 1))], 20, is_told=True))
+
+
 def test_what_was_written_lies_somewhere_unless_the_trainer_wrote_over_it(tmp_path: Path) -> None:
     ledger, home = Ledger(tmp_path / "ledger"), tmp_path / "home"
 

@@ -83,9 +83,16 @@ def too_far_back(before: Sequence[Note], now: Sequence[Note], every: int, *, is_
         yield f"begins at step {begun}, the launch before began from step {begun_at(before)}"
     elif begun < finished - every:
         yield f"begins at step {begun}, more than {every} steps before the finished save of step {finished}"
-    elif is_told and last - begun > every:
+    elif is_told and last - begun > every and not _wrote_over(before, finished, every):
         told = f"and the save of step {finished} was finished"
         yield f"begins at step {begun}, more than {every} steps before step {last}, {told}"
+
+
+def _wrote_over(launch: Sequence[Note], finished: int, every: int) -> bool:
+    """Whether a trainer that was asked to stop saved over its newest save, which nobody had seen yet."""
+    after = [one for one in launch if one["kind"] == "writing" and finished < one["step"] < finished + every]
+    paths = {one["path"] for one in notes_of(launch, "finished") if one["step"] == finished}
+    return any(one["path"] in paths for one in after)
 
 
 class Disk:
