@@ -57,7 +57,7 @@ def test_a_launch_begins_from_one_save_and_with_its_step(begun: dict[str, Any], 
 def test_a_launch_goes_back_by_one_interval_at_most(
     before: int, finished: list[int], last: int, now: int, *, is_told: bool, is_wrong: bool
 ) -> None:
-    saves = [{"kind": "finished", "step": step} for step in finished]
+    saves = [{"kind": "finished", "path": "last", "step": step} for step in finished]
     earlier = [start((before, 1)), *saves, {"kind": "step", "step": last}]
     assert bool(list(too_far_back(earlier, [start((now, 2))], 20, is_told=is_told))) is is_wrong
 
