@@ -21,7 +21,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The dearest files, the dearest first.
 LONG = (
-    *("acceptance", "install", "download_daemon", "units", "sealer_kills", "failure_policy"),
+    *(
+        "external_kills",
+        "acceptance",
+        "install",
+        "download_daemon",
+        "units",
+        "sealer_kills",
+        "failure_policy",
+    ),
     *("small_disk", "train_supervisor_kills", "dead_mounts", "stoker_run", "download_kills", "data_kills"),
     *("dashboards_live", "train_supervisor_reload", "foreign_examples", "trainer_compile", "drop_ins"),
     *("full_disk", "hold", "train_supervisor", "data_daemons", "rollback", "user_units", "warm_runs"),

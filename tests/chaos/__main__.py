@@ -17,7 +17,8 @@ from support.mounts import WHY_NOT, apart, is_apart, unmount_below
 EXAMPLES = """examples:
   scripts/chaos                                 every scenario, 10 kills each
   scripts/chaos --scenario store --kills 40     one scenario
-  scripts/chaos --seed 7                        the same kills again"""
+  scripts/chaos --seed 7                        the same kills again
+  scripts/chaos external --help                 trainers of the user's own, killed while they save slowly"""
 
 
 def main(argv: list[str]) -> int:
