@@ -96,11 +96,11 @@ class Ground:
             setattr(place, name, value)
         return place
 
-    def watch(self, pattern: str | None = "out/*", **changes: Any) -> Watch:
+    def watch(self, pattern: str | None = "out/*", *, quiet_s: float = 5.0, **changes: Any) -> Watch:
         """A watch with a clock of its own, `now`."""
         logs = {name: self.root / name for name in ("plan.jsonl", "timelines.jsonl")}
         place = self.place(pattern, **changes)
-        return Watch(place, "l1", body_of(0), logs, self._tell, clock=lambda: self.now)
+        return Watch(place, "l1", body_of(0), logs, self._tell, quiet_s=quiet_s, clock=lambda: self.now)
 
     def _tell(self, word: str, **fields: Any) -> None:
         self.words.append((word, fields))

@@ -536,6 +536,46 @@ class TestSaves:
         assert bool(watch.unsure) != is_taken
         assert bool(ground.told("refused")) != is_taken
 
+    def test_the_rest_between_two_saves_into_one_directory_is_no_pause_of_a_save(
+        self, ground: Ground
+    ) -> None:
+        watch = ground.watch("out/*", quiet_s=3.0)
+        begun = time.time() - 1000
+        for second in range(180):
+            at = begun + second
+            if second % 30 in (0, 2):
+                name = "model.json" if second % 30 == 0 else "optimizer.json"
+                write_tree(ground.out / "last", {name: b'{"step": %d, "x"}' % (second // 30)})
+                os.utime(ground.out / "last" / name, (at, at))
+            ground.now += 1
+            watch.look()
+        assert watch.series.pause_s == 2
+        assert len(ground.sealed) == 6
+        assert all(len(self.steps_of(ground, int(name[5:]))) == 1 for name in ground.sealed)
+
+    @pytest.mark.parametrize(
+        ("before", "now", "end", "is_taken"),
+        [
+            (b"x" * 10_000, b"y" * 9_900, End(), False),  # cut off by a kill
+            (b"x" * 10_000, b"y" * 10_000, End(), True),
+            (b'{"step": 100}', b'{"step": 99}', End(), True),  # written at once
+            (None, b'{"step": 99}', End(), False),
+            (None, b'{"step": 99}', End(is_by_itself=True), True),
+        ],
+    )
+    def test_a_plain_file_of_a_killed_trainer_is_held_against_the_one_before(
+        self, ground: Ground, before: bytes | None, now: bytes, end: End, is_taken: bool
+    ) -> None:
+        if before is not None:
+            write_tree(ground.out, {"last.json": before})
+            ground.watch().look(AT_REST)
+        count = len(ground.sealed)
+        write_tree(ground.out, {"last.json": now})
+        watch = ground.watch()
+        watch.look(replace(end, alive_at=time.time()))
+        assert len(ground.sealed) - count == is_taken
+        assert bool(watch.unsure) != is_taken
+
     def test_two_names_of_one_content_are_one_save_and_an_equal_number_is_no_step(
         self, ground: Ground
     ) -> None:

@@ -321,7 +321,7 @@ def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> N
     killed = Seen(end=GuardedEnd(None, 9))
     assert decided(run, killed) == (do.EndLaunch(SOURCE, False, 137), do.Enter(Phase.CLEANING))
     asked = replace(run, trainer=trainer(stop_asked_at=NOW - 1))
-    saved = Exit(ExitClass.STOPPED, "saved and stopped as asked", is_clean=True)
+    saved = Exit(ExitClass.STOPPED, "saved and stopped as asked")
     stopped = Seen(end=GuardedEnd(0, None), is_stopping=True)
     assert decided(asked, stopped) == (do.EndLaunch(saved, True, 0), do.End(0))
     # A service manager asks the whole control group: an end may come before the supervisor has asked.

@@ -176,6 +176,7 @@ class ExternalCheckpoints:
                 self._heard.append((alive_at, time.time(), {"step": step}))
         return {
             "is_clean": run.state.exit is not None and run.state.exit.is_clean,
+            "is_by_itself": run.state.exit is not None and run.state.exit.is_by_itself,
             "was_saving": self._is_saving,
             "alive_at": max(alive_at, self._heard.newest[1] if trainer and self._heard.newest else 0.0),
         }

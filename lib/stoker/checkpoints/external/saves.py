@@ -16,7 +16,10 @@ from typing import Any
 from stoker.checkpoints.external.find import FileState, Outside, path_of
 from stoker.checkpoints.format import FILES
 
-_SHRUNK = 0.9  # of the size that a file had in the save before: a smaller one may be cut off
+# Of the size that a file had in the save before; a smaller one may be cut off. A small file is written at
+# once: it is empty or whole, and its numbers may have fewer digits.
+_SHRUNK, _AT_ONCE_BYTES = 0.9, 4096
+_GROWN = 1.1  # times the size that a file had: less is another save of about the same size
 _DIGITS = re.compile(r"\d+")
 
 
@@ -97,7 +100,7 @@ class SealedSave:
         for name, state in written.items():
             have[form(inside(name))].append(state.size)
         return all(
-            len(have[name]) >= len(sizes) and min(have[name]) >= _SHRUNK * min(sizes)
+            len(have[name]) >= len(sizes) and min(have[name]) >= _least(min(sizes))
             for name, sizes in wanted.items()
         )
 
@@ -110,6 +113,24 @@ def written_since(before: SealedSave | None, one: Outside) -> dict[str, FileStat
 
 def _state(state: FileState | None) -> tuple[int, int] | None:
     return None if state is None else (state.size, state.mtime_ns)
+
+
+def goes_on(before: Outside, written: Written, one: Outside) -> bool:
+    """Returns whether a later state of a path has more of the save that a state was seen of.
+
+    All that the save had written is there: unchanged, or the same file with more in it.
+    """
+    own = {name: state for name, state in before.files.items() if state.mtime_ns >= written.began_ns}
+    later = {name: one.files.get(name) for name in own}
+    return all(
+        now is not None and (now == was or (now.inode == was.inode and now.size >= _GROWN * was.size))
+        for (name, was) in own.items()
+        for now in [later[name]]
+    )
+
+
+def _least(size: int) -> float:
+    return _SHRUNK * size if size <= _AT_ONCE_BYTES else size
 
 
 def form(name: str) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from stoker.checkpoints.external.find import Outside
 from stoker.checkpoints.external.heard import HeardSteps
 from stoker.checkpoints.external.names import says_step, steps_in
-from stoker.checkpoints.external.saves import SealedSave, Written, written_since
+from stoker.checkpoints.external.saves import SealedSave, Written, goes_on, written_since
 from stoker.checkpoints.external.whole import shows_end
 
 RECENT = 8  # sealed saves whose paths are looked into although they are old: a look must cost little
 LAG_S = 2.5  # until what the trainer printed before a save is heard: it is read once a second
 PAUSES = 2.0  # times the longest pause within a save: the next one may be longer
-UNKNOWN = 3.0  # times the quiet time, for a directory that is like none before it
+UNKNOWN = 3.0  # times the quiet time, for a state that is like none before it
 LONGEST_PAUSE = 10.0  # times the quiet time: what comes later is another save
 
 
@@ -68,7 +68,7 @@ class Series:
         began_ns, pause_s, was_saved_at = min(state.mtime_ns for state in written.values()), 0.0, one.saved_at
         if half is not None:
             earlier, was_saved_at = half.written, half.saved_at
-        elif seen is not None and seen.one.mark not in self.known:
+        elif seen is not None and seen.one.mark not in self.known and goes_on(seen.one, seen.written, one):
             earlier, was_saved_at = seen.written, seen.one.saved_at
         else:
             earlier = Written(began_ns)
@@ -93,13 +93,17 @@ class Series:
     def wait_s(self, seen: Seen) -> float:
         """Returns how long a state must not change before its save counts as over."""
         one, wait_s = seen.one, max(self.quiet_s, PAUSES * self.pause_s)
-        is_known = one.kind == "file" or self.half_of(one) or self.is_like_before(one) or self.shows_end(one)
+        is_known = self.half_of(one) or self.is_like_before(one) or self.shows_end(one)
         return wait_s if is_known else UNKNOWN * wait_s
 
     def is_like_before(self, one: Outside) -> bool:
         """Returns whether a state has all that the newest save of its kind wrote."""
-        written = written_since(self.of_path(one.path), one)
-        return next((save.is_like(written) for save in reversed(self.saves) if save.is_of(one)), False)
+        before = self.of_kind(one)
+        return before is not None and before.is_like(written_since(self.of_path(one.path), one))
+
+    def of_kind(self, one: Outside) -> SealedSave | None:
+        """Returns the newest sealed save of the same path, or of a name that differs by numbers alone."""
+        return next((save for save in reversed(self.saves) if save.is_of(one)), None)
 
     def shows_end(self, one: Outside) -> bool:
         """Returns whether what is written last is there, and not left of a save before."""

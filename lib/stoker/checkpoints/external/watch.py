@@ -43,6 +43,7 @@ class End:
     """How the launch ended whose saves are looked at, as far as it is known."""
 
     is_clean: bool = False  # by itself or when asked, with exit code 0
+    is_by_itself: bool = False  # whatever its code
     was_saving: bool = False  # as it said last
     alive_at: float = 0.0  # Unix time when it was surely alive: the last sign of it
 
@@ -179,8 +180,12 @@ class Watch:
         one, newest = seen.one, self.series.newest
         if end.is_clean or self._is_told(one) or self.series.shows_end(one):
             return True
-        if not self._is_reported(one.path) and self.series.is_like_before(one):
+        before = self.series.of_kind(one)
+        is_known = before is not None and (before.written.is_told or not self._is_reported(one.path))
+        if is_known and self.series.is_like_before(one):
             return True
+        if before is None and one.kind == "file" and end.is_by_itself:
+            return True  # nobody killed it in the middle of a write
         others = (path for path in self._found.paths if path != one.path)
         alike = (path for path in others if form(path.name) == form(one.path.name))
         if any(os.lstat(path).st_mtime > one.saved_at for path in alike):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from stoker.kit.process import signal_name
@@ -72,6 +72,7 @@ IN_A_PIPE = (
 )
 TOLD_LINES = 20  # of the output, for a trainer that does not say why it ends
 LAUNCHER, NOT_STARTED = "stoker.kit.exec: ", (126, 127)  # what it says, and its exit codes
+_FIRST_SIGNAL = 128  # a shell adds it to a signal's number
 FULL_BYTES = 16 << 20  # a disk with less room has no place for a checkpoint
 
 
@@ -80,7 +81,17 @@ class Exit:
     kind: ExitClass
     detail: str  # half a sentence for log and status
     doubts_data: bool = False  # the sets that the trainer read must be proven before the next launch
-    is_clean: bool = False  # it was done: what it saved last is whole
+    code: int | None = field(default=None, compare=False)  # as a shell has it
+
+    @property
+    def is_clean(self) -> bool:
+        """It was done, or stopped as asked: what it saved last is whole."""
+        return self.code == 0 and self.kind in (ExitClass.FINISHED, ExitClass.STOPPED)
+
+    @property
+    def is_by_itself(self) -> bool:
+        """No signal ended it, nor any of its processes as far as its code tells."""
+        return self.code is not None and self.code < _FIRST_SIGNAL and self.kind is not ExitClass.HUNG
 
     @property
     def is_blameless(self) -> bool:
@@ -104,10 +115,17 @@ def classify(
     that `is_foreign` may do no more than die of it: that is no fault either.
     """
     seen = evidence or Evidence()
-    if is_hung:
-        return Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
+    exit_ = Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
+    if not is_hung:
+        exit_ = _classify(end, seen, is_asked=is_asked, is_foreign=is_foreign, last_words=last_words)
+    return replace(exit_, code=end.exit_code)
+
+
+def _classify(
+    end: GuardedEnd, seen: Evidence, *, is_asked: bool, is_foreign: bool, last_words: str | None
+) -> Exit:
     if is_asked and (end.code == 0 or seen.is_sealed):
-        return Exit(ExitClass.STOPPED, "saved and stopped as asked", is_clean=end.code == 0)
+        return Exit(ExitClass.STOPPED, "saved and stopped as asked")
     if end.code == end.signum is None:
         return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
     how = f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
@@ -122,7 +140,7 @@ def classify(
     kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
     doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
-    return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data, is_clean=kind is ExitClass.FINISHED)
+    return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data)
 
 
 def _has_done_nothing(seen: Evidence) -> bool:
