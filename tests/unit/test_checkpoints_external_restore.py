@@ -14,7 +14,7 @@ from crash import Crash, check_crashes
 from stoker.checkpoints.external import restoring
 from stoker.checkpoints.external.find import look_at
 from stoker.checkpoints.external.restoring import Restored, restore
-from stoker.checkpoints.external.worker import main
+from stoker.checkpoints.external.worker import main, next_look_s
 from stoker.kit.workers.child import Report
 from stoker.store.errors import DataError
 from stoker.store.record import new_id
@@ -71,6 +71,17 @@ def task(ground: Ground, step: int | None, **changes: Any) -> dict[str, Any]:
 
 def files_below(folder: Path) -> dict[str, bytes]:
     return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_only_a_slow_listing_delays_the_next_look_and_by_half_a_minute_at_most() -> None:
+    looks = [
+        (0.01, 0.0),
+        (0.1, 0.0),
+        (12.0, 11.99),
+        (12.1, 12.0),
+        (100.0, 0.0),
+    ]  # seconds, and those of copies
+    assert [round(next_look_s(2.0, *one), 1) for one in looks] == [2.0, 5.0, 2.0, 5.0, 30.0]
 
 
 def test_an_equal_path_is_left_alone_and_another_is_put_aside(ground: Ground) -> None:

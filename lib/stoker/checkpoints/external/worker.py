@@ -81,9 +81,14 @@ def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) 
         began = time.monotonic()
         alive(0)
         watch.look()
-        listing_s = time.monotonic() - began - watch.sealing_s
-        look_at_s = time.monotonic() + max(task["look_s"], min(LONGEST_WAIT_S, SHARE * listing_s))
+        now = time.monotonic()
+        look_at_s = now + next_look_s(task["look_s"], now - began, watch.sealing_s)
     return {}
+
+
+def next_look_s(look_s: float, took_s: float, sealing_s: float) -> float:
+    """Returns the seconds until the next look: a slow directory is left in peace, a slow copy costs nothing."""
+    return max(look_s, min(LONGEST_WAIT_S, SHARE * (took_s - sealing_s)))
 
 
 def _look(task: dict[str, Any], watch: Watch) -> dict[str, Any]:
