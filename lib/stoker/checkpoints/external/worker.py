@@ -87,7 +87,7 @@ def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) 
 
 
 def next_look_s(look_s: float, took_s: float, sealing_s: float) -> float:
-    """Returns the seconds until the next look: a slow directory is left in peace, a slow copy costs nothing."""
+    """Returns the seconds until the next look: a slow listing delays it, a slow copy does not."""
     return max(look_s, min(LONGEST_WAIT_S, SHARE * (took_s - sealing_s)))
 
 
