@@ -29,6 +29,7 @@ from stoker.checkpoints.mirror.mirror_worker import copy_checkpoint, fetch_check
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import reading, remove_checkpoint, sweep_leftovers
 from stoker.store.direct import DiskFullError
+from stoker.store.files import remove_durably
 from support.checkpoint_data import body_of
 from support.outside import AT_REST, Ground, archive, hf_files, tensors, write_tree
 
@@ -503,9 +504,9 @@ class TestSaves:
         again = ground.watch("out/*")  # a later launch knows it, too
         self.save(ground, 200, "model.json", into="step-200", ago_s=50)
         again.look()
-        ground.now += 2 * 10 + 1
+        ground.now += 16
         again.look()
-        assert ground.sealed == ["step-000000100"]  # it has not all that the one before has
+        assert ground.sealed == ["step-000000100"]
         self.save(ground, 200, "optimizer.json", into="step-200", ago_s=40)
         again.look()
         ground.now += 2 * 10 + 1
@@ -543,14 +544,16 @@ class TestSaves:
         begun = time.time() - 1000
         for second in range(180):
             at = begun + second
-            if second % 30 in (0, 2):
-                name = "model.json" if second % 30 == 0 else "optimizer.json"
-                write_tree(ground.out / "last", {name: b'{"step": %d, "x"}' % (second // 30)})
+            if second % 8 in (0, 2):
+                name = "model.json" if second % 8 == 0 else "optimizer.json"
+                write_tree(ground.out / "last", {name: b'{"step": %d, "x"}' % (second // 8)})
                 os.utime(ground.out / "last" / name, (at, at))
             ground.now += 1
             watch.look()
         assert watch.series.pause_s == 2
-        assert len(ground.sealed) == 6
+        assert len(ground.sealed) == 180 // 8 - 1  # the first one shows what belongs to a save
+        [missed] = ground.told("refused")
+        assert "written again before it was still" in missed["reason"] and missed["is_newest"]
         assert all(len(self.steps_of(ground, int(name[5:]))) == 1 for name in ground.sealed)
 
     @pytest.mark.parametrize(
@@ -605,7 +608,7 @@ class TestSaves:
 
 def test_one_bad_neighbour_is_refused_alone_and_told_once(ground: Ground) -> None:
     deep = ground.out / "step-2"
-    for _ in range(300):
+    for _ in range(1200):
         deep.mkdir()
         deep = deep / "d"
     ground.save("step-1/x.pt", b"x")
@@ -619,6 +622,7 @@ def test_one_bad_neighbour_is_refused_alone_and_told_once(ground: Ground) -> Non
     assert "Permission" in reasons["lost+found"]
     assert "64 folders" in reasons["step-2"]
     assert len(ground.told("refused")) == len({one["path"] for one in ground.told("refused")})
+    remove_durably(ground.out)
 
 
 def _refusing(folder: Path, scandir: Callable[[Any], Any]) -> Callable[[Any], Any]:

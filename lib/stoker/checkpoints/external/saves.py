@@ -92,17 +92,23 @@ class SealedSave:
         """Returns whether it is of the same path, or of one whose name differs by its numbers alone."""
         return one.path == self.path or form(one.path.name) == form(self.path.name)
 
-    def is_like(self, written: Mapping[str, FileState]) -> bool:
-        """Returns whether all that this save wrote is `written` again, and no file is much shorter."""
-        wanted, have = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-        for name, (size, _) in self.own.items():
-            wanted[form(inside(name))].append(size)
-        for name, state in written.items():
-            have[form(inside(name))].append(state.size)
-        return all(
-            len(have[name]) >= len(sizes) and min(have[name]) >= _least(min(sizes))
-            for name, sizes in wanted.items()
-        )
+
+def has_all(sizes: Mapping[str, int], written: Mapping[str, FileState]) -> bool:
+    """Returns whether all the files of an earlier save are `written` again, and none is much shorter."""
+    wanted, have = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for name, size in sizes.items():
+        wanted[form(inside(name))].append(size)
+    for name, state in written.items():
+        have[form(inside(name))].append(state.size)
+    return all(
+        len(have[name]) >= len(known) and min(have[name]) >= _least(min(known))
+        for name, known in wanted.items()
+    )
+
+
+def sizes_of(one: Outside, written: Written) -> dict[str, int]:
+    """Returns the sizes of the files that the save of a state wrote."""
+    return {name: state.size for name, state in one.files.items() if state.mtime_ns >= written.began_ns}
 
 
 def written_since(before: SealedSave | None, one: Outside) -> dict[str, FileState]:

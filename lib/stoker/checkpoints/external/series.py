@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.external.find import Outside
 from stoker.checkpoints.external.heard import HeardSteps
 from stoker.checkpoints.external.names import says_step, steps_in
-from stoker.checkpoints.external.saves import SealedSave, Written, goes_on, written_since
+from stoker.checkpoints.external.saves import (
+    SealedSave,
+    Written,
+    form,
+    goes_on,
+    has_all,
+    sizes_of,
+    written_since,
+)
 from stoker.checkpoints.external.whole import shows_end
 
 RECENT = 8  # sealed saves whose paths are looked into although they are old: a look must cost little
@@ -26,6 +34,7 @@ class Seen:
     one: Outside
     since: float
     written: Written
+    has_missed: bool = False  # the save before was whole and is not sealed
 
 
 class Series:
@@ -41,6 +50,7 @@ class Series:
         self.known = given_up | {one.mark for one in saves}
         self.pause_s = max((one.written.pause_s for one in saves), default=0.0)  # the longest within a save
         self._seen: dict[Path, Seen] = {}
+        self._whole: dict[str, Mapping[str, int]] = {}  # what the last save wrote, by the form of its name
 
     @property
     def newest(self) -> SealedSave | None:
@@ -65,18 +75,22 @@ class Series:
         if seen is not None and seen.one.mark == one.mark:
             return seen
         written = written_since(self.of_path(one.path), one) or one.files
-        began_ns, pause_s, was_saved_at = min(state.mtime_ns for state in written.values()), 0.0, one.saved_at
+        began_ns, has_missed = min(state.mtime_ns for state in written.values()), False
+        pause_s, was_saved_at = 0.0, one.saved_at
         if half is not None:
             earlier, was_saved_at = half.written, half.saved_at
         elif seen is not None and seen.one.mark not in self.known and goes_on(seen.one, seen.written, one):
             earlier, was_saved_at = seen.written, seen.one.saved_at
         else:
             earlier = Written(began_ns)
+            if seen is not None:  # over, or the next one would not have begun
+                self._whole[form(one.path.name)] = sizes_of(seen.one, seen.written)
+                has_missed = seen.one.mark not in self.known
         if has_pauses and 0 < one.saved_at - was_saved_at <= LONGEST_PAUSE * self.quiet_s:
             pause_s = one.saved_at - was_saved_at
             self.pause_s = max(self.pause_s, pause_s)
         written_now = Written(min(began_ns, earlier.began_ns), max(earlier.pause_s, pause_s))
-        self._seen[one.path] = Seen(one, self._clock(), written_now)
+        self._seen[one.path] = Seen(one, self._clock(), written_now, has_missed)
         return self._seen[one.path]
 
     def forget(self, path: Path) -> None:
@@ -92,14 +106,16 @@ class Series:
 
     def wait_s(self, seen: Seen) -> float:
         """Returns how long a state must not change before its save counts as over."""
-        one, wait_s = seen.one, max(self.quiet_s, PAUSES * self.pause_s)
+        one = seen.one
         is_known = self.half_of(one) or self.is_like_before(one) or self.shows_end(one)
-        return wait_s if is_known else UNKNOWN * wait_s
+        return max(self.quiet_s if is_known else UNKNOWN * self.quiet_s, PAUSES * self.pause_s)
 
     def is_like_before(self, one: Outside) -> bool:
         """Returns whether a state has all that the newest save of its kind wrote."""
-        before = self.of_kind(one)
-        return before is not None and before.is_like(written_since(self.of_path(one.path), one))
+        before, whole = self.of_kind(one), self._whole.get(form(one.path.name))
+        if whole is None and before is not None:
+            whole = {name: size for name, (size, _) in before.own.items()}
+        return whole is not None and has_all(whole, written_since(self.of_path(one.path), one))
 
     def of_kind(self, one: Outside) -> SealedSave | None:
         """Returns the newest sealed save of the same path, or of a name that differs by numbers alone."""

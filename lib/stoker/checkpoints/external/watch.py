@@ -32,6 +32,10 @@ from stoker.store.record import new_id
 
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 60.0
 KEPT_REPLACED = 1
+MISSED = (
+    "it is written again before it was still for long enough to be whole for sure: save into another "
+    "directory each time, tell it by the client, or lower train.external.quiet"
+)
 UNSURE = (
     "its trainer ended while it was written or soon after, and nothing shows that it is whole; "
     "the run goes on from the one before"
@@ -130,7 +134,10 @@ class Watch:
             seen = self.series.note(one, has_pauses=not self.tells)
             if one.mark in self.series.known:
                 self._taken(path)
-            elif end is not None:
+                return
+            if seen.has_missed and not (self.tells or self._is_reported(path)):
+                self._refuse(path, MISSED, is_newest=True)
+            if end is not None:
                 self._take(seen, "" if self._is_whole(seen, end) else UNSURE, is_at_rest=True)
             elif self._is_due(seen):
                 self._take(seen)
