@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.external.place import Place
-from stoker.checkpoints.external.series import UNKNOWN
 from stoker.checkpoints.external.watch import End, Watch
 from support.checkpoint_data import body_of
 
@@ -100,7 +99,16 @@ class Ground:
         """A watch with a clock of its own, `now`."""
         logs = {name: self.root / name for name in ("plan.jsonl", "timelines.jsonl")}
         place = self.place(pattern, **changes)
-        return Watch(place, "l1", body_of(0), logs, self._tell, quiet_s=quiet_s, clock=lambda: self.now)
+        return Watch(
+            place,
+            "l1",
+            body_of(0),
+            logs,
+            self._tell,
+            quiet_s=quiet_s,
+            first_quiet_s=3 * quiet_s,
+            clock=lambda: self.now,
+        )
 
     def _tell(self, word: str, **fields: Any) -> None:
         self.words.append((word, fields))
@@ -123,7 +131,7 @@ class Ground:
         """Let the watch see that nothing changes."""
         for _ in range(2):
             watch.look()
-            self.now += UNKNOWN * watch.quiet_s
+            self.now += watch.first_quiet_s
         watch.look()
 
     def save(self, name: str, content: bytes) -> Path:

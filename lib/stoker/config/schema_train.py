@@ -130,7 +130,9 @@ class External(Section):
     directory: FilePath | None = None  # where it runs; None: in the pipeline file's directory
     step: Text | None = "auto"  # of its output: known lines, a regular expression, or None: nothing is read
     checkpoints: Text | None = None  # a glob, from `directory`
-    quiet: PositiveSeconds = 5.0  # without a change, after which a save that the glob finds is over
+    # Without a change, after which a save that the glob finds is over; None: 5 s, and 15 s where it is like
+    # no save before it
+    quiet: PositiveSeconds | None = None
     resume: Words = ()  # added to the command at a resume, with {path} and {step} filled in
 
 

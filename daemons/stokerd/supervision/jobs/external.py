@@ -31,6 +31,8 @@ from stoker.supervise.state import Phase
 from stokerd.supervision.run import Run
 
 LOOK_S = 2.0  # between two looks at a running trainer's files
+QUIET_S = 5.0  # without a change, after which a save is over
+FIRST = 3.0  # times that, for a save that is like none before it
 TELL_S = 1.0  # between two words to the worker about the trainer's step
 AGAIN_S = 10.0  # before a job that failed is tried again
 COMPLAINT_S = 600.0
@@ -152,7 +154,8 @@ class ExternalCheckpoints:
             "logs": {PLAN_COPY: str(layout.plan), TIMELINES_COPY: str(layout.timelines)},
             "told": list(self._told.values()),
             "look_s": LOOK_S,
-            "quiet_s": self._foreign.quiet,
+            "quiet_s": self._foreign.quiet or QUIET_S,
+            "first_quiet_s": self._foreign.quiet or FIRST * QUIET_S,
             "is_saving": self._was_saving,
             "origin": job.origin if isinstance(job, do.SealSaves) else None,
         }

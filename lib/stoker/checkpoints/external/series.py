@@ -23,7 +23,6 @@ from stoker.checkpoints.external.whole import shows_end
 RECENT = 8  # sealed saves whose paths are looked into although they are old: a look must cost little
 LAG_S = 2.5  # until what the trainer printed before a save is heard: it is read once a second
 PAUSES = 2.0  # times the longest pause within a save: the next one may be longer
-UNKNOWN = 3.0  # times the quiet time, for a state that is like none before it
 LONGEST_PAUSE = 10.0  # times the quiet time: what comes later is another save
 
 
@@ -40,13 +39,19 @@ class Seen:
 class Series:
     """The sealed saves, the oldest first, and the states of paths as they were seen last.
 
-    `known` are the marks of states that are sealed or never will be; `quiet_s` is without pauses.
+    `known` are the marks of states that are sealed or never will be. `quiet_s` and, of a save that is like
+    none before it, `first_quiet_s` are the shortest times without a change after which it is over.
     """
 
     def __init__(
-        self, saves: list[SealedSave], given_up: set[str], quiet_s: float, clock: Callable[[], float]
+        self,
+        saves: list[SealedSave],
+        given_up: set[str],
+        quiet_s: float,
+        first_quiet_s: float,
+        clock: Callable[[], float],
     ) -> None:
-        self.saves, self.quiet_s, self._clock = saves, quiet_s, clock
+        self.saves, self.quiet_s, self._first_quiet_s, self._clock = saves, quiet_s, first_quiet_s, clock
         self.known = given_up | {one.mark for one in saves}
         self.pause_s = max((one.written.pause_s for one in saves), default=0.0)  # the longest within a save
         self._seen: dict[Path, Seen] = {}
@@ -108,7 +113,7 @@ class Series:
         """Returns how long a state must not change before its save counts as over."""
         one = seen.one
         is_known = self.half_of(one) or self.is_like_before(one) or self.shows_end(one)
-        return max(self.quiet_s if is_known else UNKNOWN * self.quiet_s, PAUSES * self.pause_s)
+        return max(self.quiet_s if is_known else self._first_quiet_s, PAUSES * self.pause_s)
 
     def is_like_before(self, one: Outside) -> bool:
         """Returns whether a state has all that the newest save of its kind wrote."""

@@ -67,10 +67,12 @@ class Watch:
     progress: Progress = lambda _: None
     heard: HeardSteps = field(default_factory=HeardSteps)
     quiet_s: float = 5.0
+    first_quiet_s: float = 15.0  # for a save that is like none before it
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.series = Series(self.place.sealed(), self.place.given_up_marks(), self.quiet_s, self.clock)
+        quiet = self.quiet_s, self.first_quiet_s
+        self.series = Series(self.place.sealed(), self.place.given_up_marks(), *quiet, self.clock)
         # Not sealed yet: as it was told, its step, and when that was.
         self.told: dict[Path, tuple[str, int | None, float]] = {}
         self.tells = any(one.written.is_told and one.launch == self.launch for one in self.series.saves)

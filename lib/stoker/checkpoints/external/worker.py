@@ -5,7 +5,7 @@ checkpoints which were moved away), "replaced" (where one goes that another of i
 ([[timeline, last step or null], ...]), "begun" (Unix time) and "state" (Stoker's own directory).
 
 watch    {"launch", "body", "logs": {name: path}, "heard", "told": [[path, step, at], ...], "look_s",
-         "quiet_s", "is_saving"}:
+         "quiet_s", "first_quiet_s", "is_saving"}:
          seals what a running trainer saves, until it is stopped. Lines {"told": [path, step, at]},
          {"heard": [since, until (Unix times), {"step", ...}]} and {"is_saving"} come meanwhile.
 look     the same, once and without waiting: no trainer runs; "end" says how it ended. With "origin", that
@@ -61,7 +61,8 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 def _watch_of(task: dict[str, Any], place: Place, report: Report, alive: Progress) -> Watch:
     logs = {name: Path(path) for name, path in task["logs"].items()}
     heard = HeardSteps(map(tuple, task["heard"]))
-    watch = Watch(place, task["launch"], task["body"], logs, report, alive, heard, task["quiet_s"])
+    quiet = task["quiet_s"], task["first_quiet_s"]
+    watch = Watch(place, task["launch"], task["body"], logs, report, alive, heard, *quiet)
     watch.is_saving = task["is_saving"]
     for told in task["told"]:
         watch.hear(*told)
