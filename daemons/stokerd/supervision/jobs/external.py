@@ -237,13 +237,18 @@ class ExternalCheckpoints:
         return self._heard.newest
 
     def _logged(self) -> Iterator[Heard]:
-        """Yields what an earlier supervisor wrote to the training log, whose times are whole seconds."""
+        """Yields what an earlier supervisor wrote to the training log, whose times are whole seconds.
+
+        Of a second the last row counts: that step was made by its end, and no higher one within it.
+        """
+        heard: dict[float, Heard] = {}
         for row in read_tail(self.run.layout.metrics) if self._foreign else ():
             told = {name: row[name] for name in FIELDS if row.get(name) is not None}
             with contextlib.suppress(ValueError, TypeError):
                 if isinstance(told.get("step"), int):
                     at = datetime.fromisoformat(row["time"]).timestamp() + 1.0
-                    yield at, at, told
+                    heard[at] = at, at, told
+        yield from heard.values()
 
     # Results
 
