@@ -135,8 +135,12 @@ def test_reading_goes_on_over_a_reload(tmp_path: Path, capsys: pytest.CaptureFix
         for n in range(3):
             (tmp_path / str(n)).touch()
         wait_until(lambda: run.last_step() == 2, what="the rows before")
-        assert exit_code(["status", str(run.data.file)]) == 0
-        assert "read from its output as nanoGPT" in capsys.readouterr().out
+
+        def status() -> str:
+            assert exit_code(["status", str(run.data.file)]) == 0
+            return capsys.readouterr().out
+
+        wait_until(lambda: "read from its output as nanoGPT" in status(), what="the first look after it")
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: run.events("reloaded"), what="the reload")
         for n in range(3, 6):

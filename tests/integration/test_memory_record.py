@@ -318,7 +318,7 @@ def test_the_memory_on_gpus_is_that_of_the_tree_and_a_driver_that_hangs_holds_up
 
 
 def test_diagnose_names_the_pattern_that_accumulates(tmp_path: Path) -> None:
-    parquet = write_fineweb(tmp_path / "some.parquet", 2500, row_group=500)
+    parquet = write_fineweb(tmp_path / "some.parquet", 6000, row_group=500)
     words = [*STOKER, "diagnose", str(parquet), "--json"]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LONG_S)
     assert ended.returncode == 0, ended.stderr
@@ -327,7 +327,8 @@ def test_diagnose_names_the_pattern_that_accumulates(tmp_path: Path) -> None:
     assert 20 < found["bytes_per_token"] < 60
     assert found["sentence"].startswith("Accumulating is what grows: ")
     grown = {name: one["grown_bytes"] for name, one in found["patterns"].items()}
-    # What accumulates may find room that the round before has left, where nothing was given back.
-    assert max(grown["read"], grown["tokenize"]) < 2 << 20 < 4 << 20 < grown["release"]
+    # A reader's buffers stay, whatever the file's size; what accumulates may find room that the round before
+    # has left, where nothing was given back.
+    assert 4 * max(grown["read"], grown["tokenize"]) < grown["release"]
     documents = {one["documents"] for one in found["patterns"].values()}
-    assert documents == {2500 - len(range(11, 2500, 29))}
+    assert documents == {6000 - len(range(11, 6000, 29))}
