@@ -307,9 +307,11 @@ class TestWatching:
         watch = ground.watch("out/gpt2.pt")  # the number in its name is no step
         steps = list[int | None]()
         for step in (100, 200, 300):
-            hear(watch, step)
-            ground.save("gpt2.pt", b"%d" % step)
-            hear(watch, step if step == 200 else step + 50)  # no other step was made until after the save
+            saved_at = time.time() - 10 + step / 100
+            hear(watch, step, at=saved_at - 1)
+            os.utime(ground.save("gpt2.pt", b"%d" % step), (saved_at, saved_at))
+            # Of 200 no other step was made until after the save.
+            hear(watch, step if step == 200 else step + 50, at=saved_at + 1)
             ground.quiet(watch)
             steps.append(known_step(ground.body(step)))
             watch = ground.watch("out/gpt2.pt")  # a watch that begins again knows it, too
