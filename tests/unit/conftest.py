@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(time.monotonic())
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     return clock
+
+
+@pytest.fixture
+def nest(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Make folders within each other, deeper than Python recurses.
+
+    They go at the end, also of a test that fails: pytest, which removes old trees a run later, cannot.
+    """
+
+    def make(top: Path) -> None:
+        top.mkdir()
+        folder = os.open(top, os.O_RDONLY)
+        for _ in range(1200):
+            os.mkdir("d", dir_fd=folder)
+            below = os.open("d", os.O_RDONLY, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        os.close(folder)
+
+    yield make
+    subprocess.run(["rm", "-rf", tmp_path], check=True)

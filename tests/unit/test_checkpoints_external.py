@@ -29,7 +29,6 @@ from stoker.checkpoints.mirror.mirror_worker import copy_checkpoint, fetch_check
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import reading, remove_checkpoint, sweep_leftovers
 from stoker.store.direct import DiskFullError
-from stoker.store.files import remove_durably
 from support.checkpoint_data import body_of
 from support.outside import AT_REST, Ground, archive, hf_files, tensors, write_tree
 
@@ -608,11 +607,10 @@ class TestSaves:
         assert ground.words == [("well", {})]
 
 
-def test_one_bad_neighbour_is_refused_alone_and_told_once(ground: Ground) -> None:
-    deep = ground.out / "step-2"
-    for _ in range(1200):
-        deep.mkdir()
-        deep = deep / "d"
+def test_one_bad_neighbour_is_refused_alone_and_told_once(
+    ground: Ground, nest: Callable[[Path], None]
+) -> None:
+    nest(ground.out / "step-2")
     ground.save("step-1/x.pt", b"x")
     (ground.out / "lost+found").mkdir()
     watch = ground.watch("out/**/step-*")
@@ -624,7 +622,6 @@ def test_one_bad_neighbour_is_refused_alone_and_told_once(ground: Ground) -> Non
     assert "Permission" in reasons["lost+found"]
     assert "64 folders" in reasons["step-2"]
     assert len(ground.told("refused")) == len({one["path"] for one in ground.told("refused")})
-    remove_durably(ground.out)
 
 
 def _refusing(folder: Path, scandir: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -247,23 +247,15 @@ def test_a_glob_over_stokers_own_directory_takes_and_moves_nothing_of_it(
 
 
 def test_a_match_of_a_thousand_nested_folders_or_with_a_long_name_keeps_no_launch_from_beginning(
-    ground: Ground, report: Report
+    ground: Ground, report: Report, nest: Callable[[Path], None]
 ) -> None:
     ground.save("step-10.pt", b"10")
     ground.watch().look(AT_REST)
     long, deep = "step-30-" + "x" * 247, ground.out / "step-20"
     ground.save(long, b"30")
     for number in range(3):
-        deep.mkdir()
-        folder = os.open(deep, os.O_RDONLY)
-        for _ in range(1200):
-            os.mkdir("d", dir_fd=folder)
-            below = os.open("d", os.O_RDONLY, dir_fd=folder)
-            os.close(folder)
-            folder = below
-        os.close(folder)
+        nest(deep)
         found = main(task(ground, 10, keep=1, at=f"2026112{number}T000000Z-00000000"), report)
         assert found["status"] == "equal"
     assert len(found["aside"]) == 1
     assert len(list(ground.out.iterdir())) == 3  # also the one kept of those before
-    restoring.remove_durably(ground.out)
