@@ -633,3 +633,34 @@ def _refusing(folder: Path, scandir: Callable[[Any], Any]) -> Callable[[Any], An
         return scandir(path)
 
     return scan
+
+
+@pytest.mark.parametrize(("size", "is_sealed"), [(100_010, True), (115_000, False)])
+def test_half_of_a_file_may_be_as_long_as_the_whole_save_before_where_saves_grow(
+    *, ground: Ground, size: int, is_sealed: bool
+) -> None:
+    write_tree(ground.out, {"last.bin": b"x" * 100_000})
+    ground.watch("out/last.bin").look(AT_REST)
+    write_tree(ground.out, {"last.bin": b"y" * size})
+    ground.watch("out/last.bin").look(End())
+    assert len(ground.told("sealed")) == 1 + is_sealed
+
+
+def test_a_path_that_was_told_before_waits_for_its_word_also_after_a_save_whose_word_was_lost(
+    ground: Ground,
+) -> None:
+    def save(content: bytes, ago_s: float) -> None:
+        write_tree(ground.out, {"last.bin": content})
+        os.utime(ground.out / "last.bin", (time.time() - ago_s, time.time() - ago_s))
+
+    save(b"x", 30)
+    told = ground.watch("out/last.bin")
+    told.hear("out/last.bin", 1, time.time())
+    told.look()
+    save(b"y", 20)
+    ground.watch("out/last.bin").look(AT_REST)  # its supervisor was killed before it heard
+    save(b"z", 10)
+    later = ground.watch("out/last.bin")
+    later.tells = False  # another launch
+    ground.quiet(later)
+    assert len(ground.told("sealed")) == 2

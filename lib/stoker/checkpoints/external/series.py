@@ -23,6 +23,7 @@ from stoker.checkpoints.external.whole import shows_end
 RECENT = 8  # sealed saves whose paths are looked into although they are old: a look must cost little
 LAG_S = 2.5  # until what the trainer printed before a save is heard: it is read once a second
 PAUSES = 2.0  # times the longest pause within a save: the next one may be longer
+GROWN = 1.01  # times the save before: weights keep their size, and a pickled step adds some bytes
 LONGEST_PAUSE = 10.0  # times the quiet time: what comes later is another save
 
 
@@ -122,6 +123,11 @@ class Series:
             whole = {name: size for name, (size, _) in before.own.items()}
         return whole is not None and has_all(whole, written_since(self.of_path(one.path), one))
 
+    def has_grown(self, one: Outside) -> bool:
+        """Returns whether a file is longer than the save before: half of it may be as long as all of that."""
+        before = self.of_kind(one) if one.kind == "file" else None
+        return before is not None and _bytes(one) > GROWN * sum(size for size, _ in before.own.values())
+
     def of_kind(self, one: Outside) -> SealedSave | None:
         """Returns the newest sealed save of the same path, or of a name that differs by numbers alone."""
         return next((save for save in reversed(self.saves) if save.is_of(one)), None)
@@ -153,3 +159,7 @@ class Series:
         others = [save.number for save in self.saves if save is not replaces]
         bounds = heard.bounds(seen.one.saved_at) if step is None else None
         return max(others[-1] + 1 if others else 0, bounds.least if bounds is not None else 0, step or 0)
+
+
+def _bytes(one: Outside) -> int:
+    return sum(file.size for file in one.files.values())

@@ -191,7 +191,7 @@ class Watch:
             return True
         before = self.series.of_kind(one)
         is_known = before is not None and (before.written.is_told or not self._is_reported(one.path))
-        if is_known and self.series.is_like_before(one):
+        if is_known and self.series.is_like_before(one) and not self.series.has_grown(one):
             return True
         if before is None and one.kind == "file" and end.is_by_itself:
             return True  # nobody killed it in the middle of a write
