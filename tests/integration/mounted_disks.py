@@ -44,9 +44,9 @@ if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
     disks.ANSWERS_WITHIN_S = 1.5
     disks.MEASURE_EVERY_S = loop.LONGEST_WAIT_S = 0.5
 elif "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
-    from stoker.supervise.actions import ExternalJob
     from stokerd.supervision.jobs import external as external_checkpoints
-    ExternalJob.silent_s = 2.0
+    for activity in (external_checkpoints.LOOK, external_checkpoints.RESTORE, external_checkpoints.WATCH):
+        object.__setattr__(activity, "silent_s", 2.0)
     external_checkpoints.LOOK_S, external_checkpoints.AGAIN_S = 0.1, 0.5
 elif "stoker.checkpoints.external.worker" in sys.orig_argv:
     from stoker.kit.workers import child

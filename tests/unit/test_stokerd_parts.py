@@ -146,7 +146,7 @@ def test_books_that_cannot_be_kept_wait_for_their_time(tmp_path: Path) -> None:
         raise StorageError("the disk is full", errno.ENOSPC)
 
     run: Any = SimpleNamespace(state=SimpleNamespace(phase=Phase.TRAINING), change=changed.update)
-    run.checkpoints, run.accounts = SimpleNamespace(unproven=None), SimpleNamespace(history=full)
+    run.prune_and_keep = full
     with pytest.raises(StorageError):
         Effects._keep_books(cast(Any, SimpleNamespace(run=run)), KeepBooks())
     assert changed["keep_at"] > began + KEEP_S / 2

@@ -31,7 +31,6 @@ from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.snapshot import run_progress, snapshot, status_text
 from stokerd.supervision.status import Status, read_audit
-from stokerd.supervision.trainer.gpus import Gpus
 from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment
 
@@ -84,7 +83,7 @@ def test_a_restarted_supervisor_shows_the_rollbacks_at_once(tmp_path: Path) -> N
     with contextlib.closing(ChainedLog(layout.timelines)) as log:
         log.append(Timeline(1, 0, 20, (), "as asked").body())
     context = DaemonContext(TRAIN_SUPERVISOR, pipeline, Waiter(), once=True)
-    Status(load_run(context), Gpus(context))
+    Status(load_run(context))
     page = context.metrics.text().decode()
     assert "stoker_train_rollbacks_total 1.0\n" in page and "stoker_train_timeline 1.0\n" in page
 

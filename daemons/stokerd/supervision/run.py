@@ -16,6 +16,8 @@ from stoker.kit.metrics import SAVE_BUCKETS, STEP_BUCKETS, Metrics
 from stoker.store.errors import UsageError
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
+from stoker.supervise.actions import Job
+from stoker.supervise.health.trainer_protocol import Told
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
 from stoker.supervise.run.horizon import milestones
 from stoker.supervise.run.launch_record import read_launches
@@ -33,6 +35,7 @@ class Counted:
 
     restarts: Counter[str] = field(default_factory=Counter)
     hooks: Counter[str] = field(default_factory=Counter)  # ended commands of train.on_checkpoint, by result
+    ends: Counter[str] = field(default_factory=Counter)  # of workers, by kind of job and how
     mirror_failures: int = 0
     quarantined: int = 0
     trained_tokens: int = 0
@@ -73,6 +76,9 @@ class Run:
     timings: Timings
     goodput: GoodputBooks
     counted: Counted = field(default_factory=Counted)
+    jobs: dict[str, Job] = field(default_factory=dict)  # running, by slot
+    slices: dict[str, Any] = field(default_factory=dict)  # the jobs' own state, by name
+    told: list[Told] = field(default_factory=list)  # checkpoints that the trainer told of, for their job
 
     def change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -126,7 +132,7 @@ class Run:
         self.state = read_state(body["state"])
         self.checkpoints.adopt(body["checkpoints"])
         counted = body["counted"]
-        counters = {name: Counter(counted.get(name, {})) for name in ("restarts", "hooks")}
+        counters = {name: Counter(counted.get(name, {})) for name in ("restarts", "hooks", "ends")}
         self.counted = Counted(**{**counted, **counters})
         self.keep_milestones()
 

@@ -23,7 +23,7 @@ from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, work_of
-from stoker.supervise.health.trainer_protocol import Told, TrainerView
+from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch, read_launches
 from stoker.supervise.run.memorization import newest_gap, read_tail
 from stoker.supervise.trainer import Trainer
@@ -33,7 +33,6 @@ from stokerd.supervision.trainer.output import TrainerOutput
 from stokerd.supervision.trainer.silence import SilenceRecorder
 
 EVIDENCE_S = 5.0
-MOST_XIDS = 10
 JUDGED_LINES = 200  # of the output, by which an end is judged
 TOLD_LINES = 20  # of the output, in the event of an end
 FORESEEN = (ExitClass.FINISHED, ExitClass.STOPPED)  # ends that need no evidence
@@ -52,7 +51,6 @@ class TrainerControl:
         self._heard_at = time.monotonic()
         self._told_gap = 0.0  # of memorization, in nats
         self._memory = MemoryWatch()
-        self._told: list[Told] = []
 
     @property
     def pids(self) -> set[int]:
@@ -166,11 +164,6 @@ class TrainerControl:
             self._book.note_numerics()
         return end
 
-    def take_told(self) -> list[Told]:
-        """Returns the checkpoints that the trainer told of since the last call."""
-        told, self._told = self._told, []
-        return told
-
     def listen(self) -> bool:
         """Takes in the trainer's words alone; returns whether they tell of steps and no more.
 
@@ -218,14 +211,6 @@ class TrainerControl:
             last_step=None if is_foreign and trainer.view.step is None else trainer.evidence.last_step,
         )
 
-    def note_cards(self, xids: Sequence[int], others_share: float | None) -> None:
-        """Takes in Xids that the cards brought about by themselves, and what others hold of their memory."""
-        trainer = self.run.state.live
-        if trainer is not None and (xids or others_share != trainer.evidence.gpu_others_share):
-            all_xids = (*trainer.evidence.xids, *xids)[-MOST_XIDS:]
-            evidence = replace(trainer.evidence, xids=all_xids, gpu_others_share=others_share)
-            self.run.change(trainer=replace(trainer, evidence=evidence))
-
     def _measure(self, before: Trainer, after: Trainer) -> None:
         """Counts and records what the trainer's last words tell."""
         run = self.run
@@ -233,7 +218,7 @@ class TrainerControl:
             run.timings.step.observe(seconds)
         for seconds in after.saves_s:
             run.timings.save.observe(seconds)
-        self._told += after.told
+        run.told += after.told
         if after.unknown and not before.unknown and after.launch.is_foreign:
             run.events.record("words_unknown", launch=after.launch.launch, words=list(after.unknown))
         for why in after.saves_failed:

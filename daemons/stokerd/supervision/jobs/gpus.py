@@ -1,32 +1,28 @@
-"""The supervisor's view of the GPUs: runs their sampler, shows its figures, says what is wrong with a card.
-
-The sampler may hang in the driver. Then it is killed, and another one starts once the kernel has let it go;
-nothing here waits for it.
-"""
+"""The GPUs: their sampler, whose figures are shown, and what is wrong with a card."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from stoker.kit.context import DaemonContext
 from stoker.kit.events import Alerts
 from stoker.kit.loop import Backoff
 from stoker.kit.metrics import Figure
 from stoker.kit.process import children_tree
 from stoker.kit.workers.parent import WorkerExit
-from stoker.kit.workers.pool import Activity, WorkerPool
 from stoker.observe.gpus import CERTAINTIES, Cards, Certainty, spill
-from stoker.store.errors import Transient
 from stoker.supervise.trainer import Trainer
+from stokerd.supervision.jobs.base import Message, RunActivity, Slice
+from stokerd.supervision.run import Run
 
 EVERY_S = 5.0  # between two samples
 SILENT_S = 60.0  # a driver that no program used before takes long to begin, once per card
 ABSENT_S = 600.0  # between two looks for a driver where there was none
 RETRY_FIRST_S, RETRY_MOST_S = 5.0, 600.0
-SAMPLER = "gpus"
+MOST_XIDS = 10  # that a launch keeps as evidence
 
 
 def _by(*labels: str) -> dict[str, Sequence[str]]:
@@ -68,64 +64,33 @@ GPU_FIGURES = (
 
 
 class Gpus:
-    """Samples the GPUs and tells of their troubles; `is_wsl2` has each launch judged for spill, too."""
+    """The cards by their samples; `is_wsl2` has each launch judged for spill, too."""
 
-    def __init__(self, context: DaemonContext, *, is_wsl2: bool | None = None) -> None:
-        name = f"{context.layout.state}:{SAMPLER}"
-        self._pool = WorkerPool[None](name, context.waiter)
-        self._activity = Activity("sample", "stoker.observe.gpu_worker", SILENT_S)
-        self._events, self._alerts = context.events, Alerts(context.events)
-        self._backoff, self._start_at = Backoff(RETRY_FIRST_S, RETRY_MOST_S), 0.0
+    def __init__(self, run: Run) -> None:
+        self._run, self._events, self._alerts = run, run.events, Alerts(run.events)
+        self._backoff, self.start_at = Backoff(RETRY_FIRST_S, RETRY_MOST_S), 0.0
         self._up: bool | None = None
-        self._is_wsl2 = "microsoft" in os.uname().release.lower() if is_wsl2 is None else is_wsl2
+        self.is_wsl2 = "microsoft" in os.uname().release.lower()
         self._launch, self._spilled = "", set[Certainty]()
         self.cards = Cards()
 
-    @property
-    def pids(self) -> set[int]:
-        return self._pool.pids
-
-    def look(self, trainer: Trainer | None) -> list[int]:
-        """Takes in what the sampler sent, and starts one where it is due; never waits.
-
-        Returns the new Xids that no program brings about.
-        """
-        xids = list[int]()
-        for job, messages, end in self._pool.hear():
-            for message in messages:
-                xids += self._take(message, trainer)
-            if end is not None:
-                self._ended(end)
-            elif job.worker.ending:
-                self._failed("the driver does not answer")
-        now = time.monotonic()
-        if SAMPLER not in self._pool and now >= self._start_at:
-            try:
-                self._pool.start(self._activity, SAMPLER, {"every_s": EVERY_S}, None)
-            except Transient as problem:
-                self._start_at = now + self._backoff.next()
-                self._failed(str(problem))
-        return xids
-
     def shown(self) -> dict[str, Any]:
         """Returns what status and metrics show."""
-        spilled = {one: one in self._spilled for one in CERTAINTIES} if self._is_wsl2 else {}
+        spilled = {one: one in self._spilled for one in CERTAINTIES} if self.is_wsl2 else {}
         return {"up": self._up, "spill": spilled, **self.cards.shown()}
 
-    def close(self) -> None:
-        """Ends the sampler; gives up on one that the kernel does not let go."""
-        self._pool.stop()
-
-    def _take(self, message: Mapping[str, Any], trainer: Trainer | None) -> Sequence[int]:
-        """Takes in a message of the sampler; returns its Xid where no program brought it about."""
+    def receive(self, message: Message) -> None:
+        """Takes in a message of the sampler."""
         if message["kind"] == "xid":
             number = message["number"]
             gpu, kind = self.cards.erred(message, number)
             words = {"gpu": gpu, "xid": number, "class": kind}
             words |= {} if kind == "hardware" else {"level": "warning"}
             self._alerts.raise_("gpu_xid", f"{gpu} {number}", **words)
-            return (number,) if kind == "hardware" else ()
-        is_first = self.cards.expected is None
+            if kind == "hardware":  # no program brings it about
+                self._note_evidence([number])
+            return
+        is_first, trainer = self.cards.expected is None, self._run.state.live
         tree = children_tree(trainer.guard.pid) if trainer is not None else ()
         self.cards.sampled(message["cards"], {process.pid for process in tree})
         self._up = True
@@ -138,9 +103,17 @@ class Gpus:
             ]
             self._events.record("gpus_found", cards=found)
         self._tell_lost()
-        if self._is_wsl2 and trainer is not None:
+        if self.is_wsl2 and trainer is not None:
             self._judge_spill(trainer)
-        return ()
+        self._note_evidence([])
+
+    def _note_evidence(self, xids: Sequence[int]) -> None:
+        """Adds to what is known of the launch: hardware Xids, and what others hold of the cards' memory."""
+        trainer, share = self._run.state.live, self.cards.others_share()
+        if trainer is not None:
+            all_xids = (*trainer.evidence.xids, *xids)[-MOST_XIDS:]
+            evidence = replace(trainer.evidence, xids=all_xids, gpu_others_share=share)
+            self._run.change(trainer=replace(trainer, evidence=evidence))
 
     def _tell_lost(self) -> None:
         for gpu, card in self.cards.cards.items():
@@ -149,13 +122,14 @@ class Gpus:
                 continue
             self._alerts.raise_("gpu_lost", gpu, repeat=False, gpu=gpu, uuid=card.uuid)
 
-    def _ended(self, end: WorkerExit) -> None:
+    def ended(self, end: WorkerExit) -> None:
+        """Takes in that no sampler runs, and when the next one is due."""
         now = time.monotonic()
         absent = (end.result or {}).get("absent")
         if absent is None:
             self._failed(end.reason())
         elif self.cards.expected is None:
-            self._start_at, self._up = now + ABSENT_S, None
+            self.start_at, self._up = now + ABSENT_S, None
             self._alerts.clear("gpu_sampler_failed")
             self._alerts.raise_("gpu_driver_absent", repeat=False, reason=absent)
             return
@@ -163,11 +137,12 @@ class Gpus:
             self._failed(absent)
             self.cards.vanished()
             self._tell_lost()
-        self._start_at = now + self._backoff.next()
+        self.start_at = now + self._backoff.next()
 
     def _failed(self, reason: str) -> None:
         self._up = False
         self.cards.silenced()
+        self._note_evidence([])
         self._alerts.raise_("gpu_sampler_failed", repeat=False, reason=reason)
 
     def _judge_spill(self, trainer: Trainer) -> None:
@@ -183,3 +158,25 @@ class Gpus:
         self._spilled.add(certainty)
         words = {"launch": self._launch, "step": trainer.step, "reserved_bytes": reserved_bytes}
         self._events.record(f"gpu_spill_{certainty}", **words, cards=known)
+
+
+STATE = Slice("gpus", Gpus)
+
+
+def _due(run: Run) -> Iterator[str]:
+    if time.monotonic() >= STATE.of(run).start_at:
+        yield ""
+
+
+GPUS = RunActivity(
+    kind="gpus",
+    module="stoker.observe.gpu_worker",
+    silent_s=SILENT_S,
+    pool="gpus",  # it may hang in the driver
+    task=lambda _run, _job: {"every_s": EVERY_S},
+    on_message=lambda run, _, message: STATE.of(run).receive(message),
+    on_end=lambda run, _, end: STATE.of(run).ended(end),
+    due=_due,
+    ends_in=(),
+    slices=(STATE,),
+)
