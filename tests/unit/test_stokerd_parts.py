@@ -20,6 +20,7 @@ from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
 from stoker.supervise.actions import KeepBooks
 from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.run.gates import gate_wants
 from stoker.supervise.state import Phase
 from stokerd.supervision.books import data
 from stokerd.supervision.books.accounts import Accounts
@@ -65,7 +66,7 @@ class Launches:
     def __init__(self, hot: Hot, home: Path, reach: Position | None = None) -> None:
         events = SimpleNamespace(record=lambda word, *_, **__: hot.told.append(word))
         pipeline = make_pipeline(home, train__global_batch=BATCH).pipeline
-        self.data = data.DataReadiness(pipeline, cast(Any, events), cast(Any, hot))
+        self.data = data.DataReadiness(pipeline, cast(Any, events), cast(Any, hot), gate_wants(pipeline))
         self.reach = reach
 
     def look(self) -> None:

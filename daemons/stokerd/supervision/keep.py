@@ -18,10 +18,10 @@ from stokerd.supervision.run import Run
 def keep(run: Run) -> Iterator[Job]:
     """Brings plan, checkpoints and consumed.json up to date; yields the jobs that this needs."""
     if run.state.phase is Phase.WAITING:
-        yield from _prepare_foreign(run) if run.is_foreign else _prepare(run)
+        yield from _prepare(run) if run.kind.follows_plan else _prepare_external(run)
         return
     run.prune_and_keep()
-    if (trainer := run.state.live) is not None and not run.is_foreign:
+    if (trainer := run.state.live) is not None and run.kind.follows_plan:
         position = trainer.position or run.at.position
         if trainer.step > trainer.launch.resume_step:  # the time before the first step is not training
             run.accounts.moved(position)
@@ -104,26 +104,26 @@ def note_wants(run: Run) -> None:
     run.planner.note_wants(run.planner.needed(run.at.position, skips, upto=reach), later)
 
 
-def _prepare_foreign(run: Run) -> Iterator[Job]:
+def _prepare_external(run: Run) -> Iterator[Job]:
     """Begins a new run; the trainer reads no plan, so there is no other gate."""
     run.data.gate = None
     if run.store.record is None:
-        yield from _begin_foreign(run)
+        yield from _begin_external(run)
     run.accounts.keep(run.at)
 
 
-def _begin_foreign(run: Run) -> Iterator[Job]:
+def _begin_external(run: Run) -> Iterator[Job]:
     """Begins a new run as soon as the start gate of its dataset is open, or sets the gate that is closed."""
-    foreign, gate = run.pipeline.train.foreign, Gate("open", "the trainer brings its own data")
+    external, gate = run.pipeline.train.external_trainer, Gate("open", "the trainer brings its own data")
     if run.pipeline.has_data:
         gate = run.data.start(run.planner.pin())
     if gate.state != "open":
         run.data.gate = gate
-    elif foreign and foreign.checkpoints and not PREPARED.of(run).is_restored:
+    elif external and external.checkpoints and not PREPARED.of(run).is_restored:
         # Before the record: begun on the checkpoints of another run, it could not be told where to begin.
         run.data.gate = Gate("closed", "looking at the trainer's directory")
         yield Job("restore")
     else:
         run.events.record("start_gate_open", message=gate.why)
-        run.store.begin_foreign()
+        run.store.begin_external()
         run.planner.belongs_to(run.store.begun.identity.run_id)

@@ -19,6 +19,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
     """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
     record = run.store.record
     seen = Seen(
+        kind=run.kind,
         is_stopping=run.context.stopping,
         is_once=run.context.once,
         until=run.context.until,
@@ -57,7 +58,7 @@ def _proving(run: Run, seen: Seen) -> Seen:
     history = run.accounts.history()
     if run.state.is_settled:
         exit_, over = run.state.exit, run.accounts.over(run.at)
-        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.is_foreign:
+        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.kind.ends_run:
             over = over or BY_TRAINER
         return replace(seen, over=over, facts=policies.facts(run) if exit_ is not None else seen.facts)
     name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()

@@ -232,7 +232,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "has_mirror": run.mirror is not None,
         "mirror_up": run.mirror and run.mirror.trouble is None,
         "config": {
-            "every_s": train.checkpoint.every if not run.is_foreign else None,  # it alone knows
+            "every_s": train.checkpoint.every if run.kind.follows_plan else None,  # it alone knows
             "hang_s": limit_s(supervise, shown["phase"] or "train"),
             "stop_s": supervise.stop_time,
             "hold_s": run.pipeline.plan.hold,

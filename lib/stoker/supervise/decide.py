@@ -143,9 +143,9 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
         launch.resume_step,
         seen.step,
         fruitless,
-        has_plan=not launch.is_foreign,
+        has_plan=seen.kind.follows_plan,
         # One beyond the newest checkpoint shows it, too.
-        tells_steps=not launch.is_foreign or seen.facts.tells_steps or best > seen.step,
+        tells_steps=seen.kind.follows_plan or seen.facts.tells_steps or best > seen.step,
     )
     response = respond(case, policy)
     answer = replace(answer, response=response)
@@ -211,7 +211,7 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
             trainer.evidence,
             is_asked=is_asked,
             is_hung=trainer.is_hung,
-            is_foreign=trainer.launch.is_foreign,
+            meaning=seen.kind.exit_meaning,
             last_words=trainer.view.error,
         )
         following: do.Action = do.End(0) if seen.is_stopping else do.Enter(Phase.CLEANING)

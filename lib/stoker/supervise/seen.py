@@ -11,6 +11,7 @@ from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.mirror.inventory import Look
 from stoker.supervise.policy import Facts
 from stoker.supervise.run.gates import Gate
+from stoker.supervise.trainer_kind import BUILT_IN, TrainerKind
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class AskedRollback:
 class Seen:
     """The facts of one cycle; the facts that the phase does not need keep their defaults."""
 
+    kind: TrainerKind = BUILT_IN
     is_stopping: bool = False
     is_once: bool = False
     until: int | None = None  # the step after which an operator wants this supervisor to end

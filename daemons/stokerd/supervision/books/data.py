@@ -25,7 +25,7 @@ from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.actions import Job
 from stoker.supervise.lost_sets import by_key, why_lost
-from stoker.supervise.run.gates import Gate, gate_wants, growth_policy, start_gate
+from stoker.supervise.run.gates import Gate, GateWants, growth_policy, start_gate
 from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import waiting_words
 
@@ -49,11 +49,11 @@ class _Repair:
 class DataReadiness:
     """Decides which shard sets a run needs, proves them, extends the plan and asks for repairs."""
 
-    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner) -> None:
+    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, wants: GateWants) -> None:
         self.events, self.pipeline, self.planner = events, pipeline, planner
         self.needed: dict[str, str] = {}  # by the next launch: key -> sha256 of the manifest
         self.gate: Gate | None = None  # the first closed gate at the last look
-        self._policy, self._wants = growth_policy(pipeline), gate_wants(pipeline)
+        self._policy, self._wants = growth_policy(pipeline), wants
         self._cold, self._cold_since = -1, 0.0  # needed sets that are not on hot
         self._rest_until = 0.0  # with 50,000 sets a `grow` takes a second
         self._repairs: dict[str, _Repair] = {}  # damaged sets

@@ -46,9 +46,9 @@ class Saves:
     """What is known of a trainer's saves: the paths that it told of, its steps, what may be left half."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.foreign = run, run.pipeline.train.foreign
+        self.run, self.external = run, run.pipeline.train.external_trainer
         self.alerts = Alerts(run.events, COMPLAINT_S)
-        kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self.foreign else None
+        kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self.external else None
         told = kept["told"] if kept else []
         times = (kept or {}).get("at") or [time.time()] * len(told)  # an older version kept none
         self.told = {path: Told(path, step, at) for (path, step), at in zip(told, times, strict=False)}
@@ -103,7 +103,7 @@ class Saves:
         Of a second the last row counts: that step was made by its end, and no higher one within it.
         """
         heard: dict[float, Heard] = {}
-        for row in read_tail(self.run.layout.metrics) if self.foreign else ():
+        for row in read_tail(self.run.layout.metrics) if self.external else ():
             told = {name: row[name] for name in FIELDS if row.get(name) is not None}
             with contextlib.suppress(ValueError, TypeError):
                 if isinstance(told.get("step"), int):
@@ -121,8 +121,8 @@ class Saves:
                 alive_at = output.stat().st_mtime
             if (
                 trainer is None
-                and self.foreign
-                and (step := last_step(output, self.foreign.step)) is not None
+                and self.external
+                and (step := last_step(output, self.external.step)) is not None
             ):
                 self.heard.append((alive_at, time.time(), {"step": step}))
         return {
@@ -154,13 +154,13 @@ def _is_first(run: Run) -> bool:
 
 
 def _task(run: Run, job: Job, **words: Any) -> dict[str, Any]:
-    layout, record, foreign = run.layout, run.store.record, SAVES.of(run).foreign
-    assert foreign is not None
+    layout, record, external = run.layout, run.store.record, SAVES.of(run).external
+    assert external is not None
     given_up = [*quarantined(run.pipeline.layout.quarantine), *layout.abandoned.iterdir()]
     return {
         "verb": job.kind,
         "directory": str(working_directory(run.pipeline)),
-        "pattern": foreign.checkpoints,
+        "pattern": external.checkpoints,
         "checkpoints": str(layout.checkpoints),
         "given_up": list(map(str, given_up)),
         "replaced": str(layout.abandoned / "replaced"),
@@ -173,7 +173,7 @@ def _task(run: Run, job: Job, **words: Any) -> dict[str, Any]:
 
 def _seal_task(run: Run, job: Job, **words: Any) -> dict[str, Any]:
     saves, layout, trainer = SAVES.of(run), run.layout, run.state.trainer
-    assert saves.foreign is not None
+    assert saves.external is not None
     saves.hear_steps(time.monotonic(), is_due=True)
     saves.was_saving = saves.is_saving
     return _task(
@@ -184,8 +184,8 @@ def _seal_task(run: Run, job: Job, **words: Any) -> dict[str, Any]:
         logs={PLAN_COPY: str(layout.plan), TIMELINES_COPY: str(layout.timelines)},
         told=list(saves.told.values()),
         look_s=LOOK_S,
-        quiet_s=saves.foreign.quiet or QUIET_S,
-        first_quiet_s=saves.foreign.quiet or FIRST * QUIET_S,
+        quiet_s=saves.external.quiet or QUIET_S,
+        first_quiet_s=saves.external.quiet or FIRST * QUIET_S,
         is_saving=saves.was_saving,
         **{"origin": None, **words, "heard": list(saves.heard)},
     )
@@ -237,7 +237,7 @@ def _body(run: Run, record: RunRecord) -> dict[str, Any]:
 def _to_look(run: Run) -> Iterator[str]:
     """Yields what to seal before a checkpoint is chosen or, in a run that begins, before its launch."""
     record, origin = run.store.record, run.pipeline.train.init_from
-    if SAVES.of(run).foreign is None or record is None:
+    if SAVES.of(run).external is None or record is None:
         return
     if not (PREPARED.of(run).is_looked or _is_first(run)):  # also later, where proving restored run.json
         yield ""
@@ -246,8 +246,8 @@ def _to_look(run: Run) -> Iterator[str]:
 
 
 def _to_restore(run: Run) -> Iterator[str]:
-    foreign = SAVES.of(run).foreign
-    is_needed = foreign is not None and (run.newest is not None or foreign.checkpoints is not None)
+    external = SAVES.of(run).external
+    is_needed = external is not None and (run.newest is not None or external.checkpoints is not None)
     if is_needed and run.store.record is not None and not PREPARED.of(run).is_restored:
         yield run.at.path.name
 
@@ -255,7 +255,7 @@ def _to_restore(run: Run) -> Iterator[str]:
 def _to_watch(run: Run) -> Iterator[str]:
     saves = SAVES.of(run)
     saves.receive()
-    if saves.foreign is not None and time.monotonic() >= saves.retry_at:
+    if saves.external is not None and time.monotonic() >= saves.retry_at:
         yield ""
 
 

@@ -25,40 +25,29 @@ RETRY_FIRST_S, RETRY_MOST_S = 5.0, 600.0
 MOST_XIDS = 10  # that a launch keeps as evidence
 
 
-def _by(*labels: str) -> dict[str, Sequence[str]]:
-    return dict.fromkeys(("gpu", *labels), ())
+def _figure(name: str, text: str, *labels: str) -> Figure:
+    return Figure(
+        f"gpu_{name}", text, f"gpus.{name}.*" + ".*" * len(labels), dict.fromkeys(("gpu", *labels), ())
+    )
 
 
 GPU_FIGURES = (
     Figure("gpu_sampler_up", "1 while the GPUs are sampled; NaN without a driver.", "gpus.up"),
     Figure("gpus_expected", "Cards that the driver showed first.", "gpus.expected"),
-    Figure("gpu_present", "0 for a card that is gone from the bus.", "gpus.present.*", _by()),
-    Figure("gpu_info", "Name and UUID of the GPU; always 1.", "gpus.info.*.*.*", _by("uuid", "name")),
-    Figure("gpu_memory_used_bytes", "Bytes in use on the GPU.", "gpus.memory_used_bytes.*", _by()),
-    Figure("gpu_memory_total_bytes", "Bytes of memory of the GPU.", "gpus.memory_total_bytes.*", _by()),
-    Figure(
-        "gpu_process_memory_bytes",
-        "Bytes of GPU memory by user.",
-        "gpus.process_memory_bytes.*.*",
-        _by("process"),
-    ),
-    Figure(
-        "gpu_utilization_ratio", "Share of time in which the GPU works.", "gpus.utilization_ratio.*", _by()
-    ),
-    Figure(
-        "gpu_temperature_celsius", "Degrees Celsius of the GPU's chip.", "gpus.temperature_celsius.*", _by()
-    ),
-    Figure("gpu_power_watts", "Watts that the GPU draws.", "gpus.power_watts.*", _by()),
-    Figure("gpu_energy_joules_total", "Joules that the GPU has used.", "gpus.energy_joules_total.*", _by()),
-    Figure("gpu_sm_clock_hertz", "Hertz of the GPU's multiprocessors.", "gpus.sm_clock_hertz.*", _by()),
-    Figure("gpu_clock_event", "1 for what lowers the GPU's clocks.", "gpus.clock_event.*.*", _by("reason")),
-    Figure(
-        "gpu_ecc_errors_total", "Memory errors in the GPU's life.", "gpus.ecc_errors_total.*.*", _by("kind")
-    ),
-    Figure(
-        "gpu_remap_pending", "1 where the GPU needs a reset to remap rows.", "gpus.remap_pending.*", _by()
-    ),
-    Figure("gpu_xid_total", "Xids of the GPU by what brings them about.", "gpus.xid_total.*.*", _by("class")),
+    _figure("present", "0 for a card that is gone from the bus."),
+    _figure("info", "Name and UUID of the GPU; always 1.", "uuid", "name"),
+    _figure("memory_used_bytes", "Bytes in use on the GPU."),
+    _figure("memory_total_bytes", "Bytes of memory of the GPU."),
+    _figure("process_memory_bytes", "Bytes of GPU memory by user.", "process"),
+    _figure("utilization_ratio", "Share of time in which the GPU works."),
+    _figure("temperature_celsius", "Degrees Celsius of the GPU's chip."),
+    _figure("power_watts", "Watts that the GPU draws."),
+    _figure("energy_joules_total", "Joules that the GPU has used."),
+    _figure("sm_clock_hertz", "Hertz of the GPU's multiprocessors."),
+    _figure("clock_event", "1 for what lowers the GPU's clocks.", "reason"),
+    _figure("ecc_errors_total", "Memory errors in the GPU's life.", "kind"),
+    _figure("remap_pending", "1 where the GPU needs a reset to remap rows."),
+    _figure("xid_total", "Xids of the GPU by what brings them about.", "class"),
     Figure("gpu_spill", "1 for a launch in host memory (WSL2).", "gpus.spill.*", {"certainty": ()}),
 )
 

@@ -20,7 +20,7 @@ from stoker.store.record import read_or_set_aside, utc_now, write_record
 from stoker.supervise.actions import Job
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.state import Phase
-from stokerd.supervision.jobs.base import Message, RunActivity, Slice
+from stokerd.supervision.jobs.base import RunActivity, Slice
 from stokerd.supervision.run import Run
 
 GRACE_S = 4.0  # from TERM to KILL: less than a worker has where its daemon stops
@@ -57,19 +57,13 @@ def _task(run: Run, job: Job) -> dict[str, Any]:
     }
 
 
-def _on_done(run: Run, job: Job, result: Message) -> None:
-    _record(run, job, result["code"], result["seconds"], is_late=result["is_late"])
-
-
 def _on_end(run: Run, job: Job, end: WorkerExit) -> None:
-    """Records a command whose worker was killed; one that could not begin is due again."""
-    if end.signal is not None:
-        _record(run, job, 128 + end.signal, end.wall_s)
-
-
-def _record(run: Run, job: Job, code: int, seconds: float, *, is_late: bool = False) -> None:
     """Records the end of a command; a failure changes nothing for the checkpoint and for training."""
-    result = "timed_out" if is_late else "failed" if code else "ok"
+    if end.result is None and end.signal is None:
+        return  # it could not begin, and is due again
+    found = end.result or {"code": 128 + (end.signal or 0), "is_late": False}
+    code, seconds, command = found["code"], end.wall_s, list(run.pipeline.train.hook)
+    result = "timed_out" if found["is_late"] else "failed" if code else "ok"
     run.counted.hooks[result] += 1
     run.timings.hook.observe(seconds)
     ENDED.of(run).digest = job.subject.digest
@@ -77,11 +71,9 @@ def _record(run: Run, job: Job, code: int, seconds: float, *, is_late: bool = Fa
     with contextlib.suppress(StorageError):  # then a restart runs it once more
         write_record(run.layout.hook, {"v": 1, "digest": job.subject.digest, **facts, "time": utc_now()})
     if result != "ok":
-        how = (
-            f"killed by {signal_name(code - 128)}" if code > 128 else f"exit code {code}"
-        )  # as a guard has it
+        # Above 128 it is a signal, as a guard has it.
+        how = f"killed by {signal_name(code - 128)}" if code > 128 else f"exit code {code}"
         message = f"{how} after {seconds:.0f} s; it is not tried again for this checkpoint"
-        command = list(run.pipeline.train.hook)
         run.events.record("hook_failed", **facts, command=command, message=message)
 
 
@@ -91,7 +83,6 @@ HOOK = RunActivity(
     silent_s=math.inf,  # the worker ends a command whose time is over
     shares_stderr=True,
     task=_task,
-    on_done=_on_done,
     on_end=_on_end,
     due=_due,
     awaited_in=(Phase.FINISHED,),

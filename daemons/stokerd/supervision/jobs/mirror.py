@@ -69,10 +69,6 @@ def _logs(run: Run) -> list[str]:
     return list(map(str, (run.layout.metrics, run.layout.launches, run.layout.runs)))
 
 
-def _list_task(run: Run, job: Job) -> dict[str, Any]:
-    return _task(run, job, run_id=run.run_id(or_of_newest=job.need != "no"))
-
-
 def _copy_task(run: Run, job: Job) -> dict[str, Any]:
     held, name = run.store.begun.heldout, checkpoint_name(job.subject.step)
     checkpoint = run.checkpoints.get(name)
@@ -85,10 +81,6 @@ def _copy_task(run: Run, job: Job) -> dict[str, Any]:
         heldout={"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
         logs={"run_id": run.run_id(), "paths": _logs(run)},
     )
-
-
-def _prune_task(run: Run, job: Job) -> dict[str, Any]:
-    return _task(run, job, names=list(job.subject))
 
 
 def _fetch_task(run: Run, job: Job) -> dict[str, Any]:
@@ -127,11 +119,11 @@ def _failed(run: Run, job: Job, end: WorkerExit) -> None:
 
 
 def _listed(run: Run, job: Job, result: Message) -> None:
-    mirror, warm, foreign = _works(run, job), run.pipeline.warm_layout, result["foreign"]
-    if run.run_id(or_of_newest=True) is None and len(foreign) > 1:
+    mirror, warm, others = _works(run, job), run.pipeline.warm_layout, result["foreign"]
+    if run.run_id(or_of_newest=True) is None and len(others) > 1:
         place = warm.checkpoints(run.pipeline.train.run) if warm else ""
         raise DataError(
-            f"{place} holds checkpoints of the runs {', '.join(foreign)}, and "
+            f"{place} holds checkpoints of the runs {', '.join(others)}, and "
             f"{run.layout.record} is missing; move away those that the run must not continue from"
         )
     mirror.looked([Mirrored.parse(copy) for copy in result["copies"]], time.monotonic())
@@ -206,7 +198,19 @@ _row = partial(
     awaited_in=(Phase.FINISHED,),
 )
 # A launch waits for a listing. Proving removes the unfinished files of a fetch; a copy goes on meanwhile.
-LIST = _row(kind="list", silent_s=30.0, task=_list_task, on_done=_listed, due=_due("list"))
+LIST = _row(
+    kind="list",
+    silent_s=30.0,
+    task=lambda run, job: _task(run, job, run_id=run.run_id(or_of_newest=job.need != "no")),
+    on_done=_listed,
+    due=_due("list"),
+)
 COPY = _row(kind="copy", task=_copy_task, on_done=_copied, due=_due("copy"), ends_in=())
-PRUNE = _row(kind="prune", task=_prune_task, on_done=_pruned, due=_due("prune"), ends_in=())
+PRUNE = _row(
+    kind="prune",
+    task=lambda run, job: _task(run, job, names=list(job.subject)),
+    on_done=_pruned,
+    due=_due("prune"),
+    ends_in=(),
+)
 FETCH = _row(kind="fetch", task=_fetch_task, on_done=_fetched)

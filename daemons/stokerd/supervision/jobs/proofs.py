@@ -34,10 +34,6 @@ def _unproven(run: Run) -> Iterator[str]:
         yield name
 
 
-def _checkpoint_task(run: Run, job: Job) -> dict[str, Any]:
-    return {"checkpoint": str(run.checkpoints.path(job.subject))}
-
-
 def _checkpoint_proved(run: Run, job: Job, end: WorkerExit) -> None:
     """Records the verdict on a checkpoint; moves a checkpoint that is not whole into quarantine."""
     name, now, path = job.subject, time.monotonic(), f"checkpoints/{job.subject}"
@@ -66,7 +62,7 @@ def _checkpoint_proved(run: Run, job: Job, end: WorkerExit) -> None:
 CHECKPOINT = RunActivity(
     kind="checkpoint",
     module=PROOF_WORKER,
-    task=_checkpoint_task,
+    task=lambda run, job: {"checkpoint": str(run.checkpoints.path(job.subject))},
     on_end=_checkpoint_proved,
     due=_unproven,
     due_in=(Phase.TRAINING, Phase.FINISHED),
@@ -76,10 +72,6 @@ CHECKPOINT = RunActivity(
 
 
 # The checkpoint that a new run begins with, and its held-out windows: known until the run has begun.
-
-
-def _origin_task(_: Run, job: Job) -> dict[str, Any]:
-    return {"checkpoint": job.subject, "with_model": True}
 
 
 def _origin_proved(run: Run, job: Job, end: WorkerExit) -> None:
@@ -126,7 +118,11 @@ class BegunWith:
 
 BEGUN_WITH = Slice("begun_with", lambda _: BegunWith(), BegunWith)
 ORIGIN = RunActivity(
-    kind="origin", module=PROOF_WORKER, task=_origin_task, on_end=_origin_proved, slices=(BEGUN_WITH,)
+    kind="origin",
+    module=PROOF_WORKER,
+    task=lambda _, job: {"checkpoint": job.subject, "with_model": True},
+    on_end=_origin_proved,
+    slices=(BEGUN_WITH,),
 )
 HELDOUT = RunActivity(
     kind="heldout",
@@ -134,10 +130,6 @@ HELDOUT = RunActivity(
     task=_heldout_task,
     on_end=_heldout_copied,
 )
-
-
-def _sets_task(run: Run, job: Job) -> dict[str, Any]:
-    return {"sets": [{"path": run.data.path(key), "key": key} for key in job.subject]}
 
 
 def _sets_proved(run: Run, job: Job, end: WorkerExit) -> None:
@@ -156,5 +148,8 @@ def _sets_proved(run: Run, job: Job, end: WorkerExit) -> None:
 
 
 SETS = RunActivity(
-    kind="sets", module="stoker.shards.format.proof_worker", task=_sets_task, on_end=_sets_proved
+    kind="sets",
+    module="stoker.shards.format.proof_worker",
+    task=lambda run, job: {"sets": [{"path": run.data.path(key), "key": key} for key in job.subject]},
+    on_end=_sets_proved,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -16,7 +16,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.supervise.actions import Job
 from stoker.supervise.state import Phase
 from stokerd.supervision.jobs import ACTIVITIES
-from stokerd.supervision.jobs.base import Pool, RunActivity, Slice
+from stokerd.supervision.jobs.base import Pool, RunActivity
 from stokerd.supervision.run import Run
 
 KILLED_WAIT_S = 1.0  # for a killed worker that may hang in the kernel; the loop waits meanwhile
@@ -30,6 +30,7 @@ class Jobs:
         self.run, self.activities = run, activities
         self._pools = {each.pool: self._pool(each.pool) for each in activities.values()}
         self._due_at: dict[str, float] = {}
+        self._slices = {each for activity in activities.values() for each in activity.slices}
 
     def _pool(self, pool: Pool) -> WorkerPool[Job]:
         context = self.run.context
@@ -121,7 +122,7 @@ class Jobs:
         for slot, job in list(self.run.jobs.items()):
             if phase in self.activities[job.kind].ends_in:
                 self._stop(slot)
-        for each in self._slices():
+        for each in self._slices:
             if phase in each.resets:
                 self.run.slices.pop(each.name, None)
 
@@ -141,17 +142,13 @@ class Jobs:
         """Returns the state by which this process's next image goes on."""
         return {
             each.name: TypeAdapter[Any](each.kind).dump_python(each.of(self.run), mode="json")
-            for each in self._slices()
+            for each in self._slices
             if each.kind is not None
         }
 
     def adopt(self, body: Mapping[str, Any]) -> None:
         """Goes on from what this process's image before has `handed_over`."""
-        for each in self._slices():
+        for each in self._slices:
             if each.kind is not None and each.name in body and self.run.state.phase not in each.resets:
                 with contextlib.suppress(ValueError):  # of another version: it begins anew, as at a start
                     self.run.slices[each.name] = TypeAdapter[Any](each.kind).validate_python(body[each.name])
-
-    def _slices(self) -> Iterator[Slice[Any]]:
-        for activity in self.activities.values():
-            yield from activity.slices

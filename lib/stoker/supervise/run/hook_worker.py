@@ -2,7 +2,7 @@
 
 Task: "command", "environ", "checkpoint" (which retention spares meanwhile), "limit_s" and, from TERM to
 KILL, "grace_s"
--> {"code": as a shell has it, "is_late": it was ended after limit_s, "seconds"}
+-> {"code": as a shell has it, "is_late": it was ended after limit_s}
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from stoker.kit.workers.child import Report, run_worker
 
 def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
     """Runs the command; a stop ends it, and returns no result."""
-    began = time.monotonic()
     with contextlib.ExitStack() as held, open(os.devnull, "wb") as null:  # noqa: PTH123 - a device
         held.enter_context(reading(Path(task["checkpoint"])))
         nowhere = null.fileno()  # for its reports; retention keeps off by `reading`, not by the guard's lock
@@ -39,7 +37,7 @@ def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
         pidfd = os.pidfd_open(guard.pid)
         is_late = not readable(pidfd, timeout_s=task["limit_s"])
         guard.terminate()
-        return {"code": guard.wait(), "is_late": is_late, "seconds": time.monotonic() - began}
+        return {"code": guard.wait(), "is_late": is_late}
 
 
 if __name__ == "__main__":
