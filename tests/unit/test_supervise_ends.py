@@ -26,6 +26,7 @@ from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
+from stoker.supervise.trainer_kind import EXTERNAL
 from stokerd.supervision.jobs import ACTIVITIES
 from stokerd.supervision.jobs.proofs import BEGUN_WITH
 from stokerd.supervision.run import Counted, Run
@@ -261,3 +262,15 @@ def test_without_a_trainer_a_supervisor_that_begins_again_does_so_from_cleaning(
     assert run.state.proofs == {} and not run.state.is_settled
     run.counted.restarts["killed"] += 1
     assert (run.counted.restarts["killed"], run.counted.trained_tokens) == (4, 77)
+
+
+def test_the_launch_of_an_external_trainer_is_read_on_after_an_upgrade_that_names_it_anew(warm: Warm) -> None:
+    launch = Launch("l1", 0, None, 0, Path("socket"))
+    one = Trainer(launch, ProcessId(1, 1), TrainerView("l1", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
+    warm.run.state = RunState(Phase.TRAINING, 0.0, trainer=one)
+    body = json.loads(json.dumps(warm.run.handed_over()))
+    del body["state"]["trainer"]["launch"]["reads_output"]
+    body["state"]["trainer"]["launch"]["is_foreign"] = True  # as the version before wrote it
+    warm.run.kind = EXTERNAL
+    warm.run.adopt(body)
+    assert warm.run.state.live is not None and warm.run.state.live.is_read
