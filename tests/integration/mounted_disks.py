@@ -22,7 +22,7 @@ from stoker.kit.process import children_tree, signal_process
 from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
 from support.audits import STOKER, audit_of
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 from support.fuse import FuseMount
 from support.halting import wait_halted
 from support.mounts import free_bytes, is_apart, mount_small
@@ -318,7 +318,7 @@ for step in range(1, 10**6):
 @pytest.mark.long
 def test_a_trainers_directory_that_hangs_holds_up_its_checkpoints_alone(home: Path, mounts: Mounts) -> None:
     out = mounts(home / "beneath", home / "out")
-    run = make_foreign(home, STEPS, train__external={"checkpoints": "out/*", "quiet": "0.3s"})
+    run = make_external(home, STEPS, train__external={"checkpoints": "out/*", "quiet": "0.3s"})
     supervisor = run.start()
     try:
         wait_until(run.last_step, what="training")

@@ -14,11 +14,11 @@ from stoker.supervise.health.trainer_protocol import Told
 from stoker.supervise.state import Phase, RunState
 from stokerd.supervision.jobs.external import SAVES, WATCH
 from stokerd.supervision.run import Run
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 
 
 def external_of(tmp_path: Path) -> Run:
-    pipeline = make_foreign(tmp_path, "").data.pipeline
+    pipeline = make_external(tmp_path, "").data.pipeline
     pipeline.layout.run("main").create()
     context = SimpleNamespace(pipeline=pipeline, events=SimpleNamespace(record=None))
     return Run(cast(Any, context), RunState(Phase.TRAINING, 0.0), *cast(Any, [None] * 7))

@@ -18,7 +18,7 @@ from stoker.supervise.trainer_kind import EXTERNAL
 from stokerd.supervision.trainer import output as trainer_output
 from stokerd.supervision.trainer.control import TrainerControl
 from stokerd.supervision.trainer.output import LOOK_S, UNREAD_S, TrainerOutput
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 
 LAUNCH = Launch("a", 0, None, 0, Path("socket"), reads_output=True)
 
@@ -27,7 +27,7 @@ class Followed:
     """A launch with a file of its output, and a clock of its own."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, **external: Any) -> None:
-        pipeline = make_foreign(home, "", train__external=external).data.pipeline
+        pipeline = make_external(home, "", train__external=external).data.pipeline
         self.layout = pipeline.layout.run("main")
         self.layout.create()
         self.told: list[dict[str, Any]] = []
