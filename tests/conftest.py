@@ -31,10 +31,10 @@ LONG = (
         "failure_policy",
     ),
     *("small_disk", "train_supervisor_kills", "dead_mounts", "stoker_run", "download_kills", "data_kills"),
-    *("dashboards_live", "train_supervisor_reload", "foreign_examples", "trainer_compile", "drop_ins"),
+    *("dashboards_live", "train_supervisor_reload", "external_resumes", "trainer_compile", "drop_ins"),
     *("full_disk", "hold", "train_supervisor", "data_daemons", "rollback", "user_units", "warm_runs"),
-    *("replay", "launch_policy", "checkpoint_mirror", "foreign_trainer", "foreign_checkpoints"),
-    *("foreign_output", "alertmanager", "adoption", "cold_start", "supervisor_hangs", "supervisor_faults"),
+    *("replay", "launch_policy", "checkpoint_mirror", "external_trainer", "external_checkpoints"),
+    *("external_output", "alertmanager", "adoption", "cold_start", "supervisor_hangs", "supervisor_faults"),
     *("supervisor_kills", "live_scenario", "corruption", "warm", "bad_input", "cli_looking", "container"),
 )
 

@@ -22,7 +22,7 @@ from stoker.kit.process import children_tree, signal_process
 from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, WarmLayout
 from support.audits import STOKER, audit_of
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 from support.fuse import FuseMount
 from support.halting import wait_halted
 from support.mounts import free_bytes, is_apart, mount_small
@@ -44,9 +44,9 @@ if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
     disks.ANSWERS_WITHIN_S = 1.5
     disks.MEASURE_EVERY_S = loop.LONGEST_WAIT_S = 0.5
 elif "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
-    from stoker.supervise.actions import ExternalJob
     from stokerd.supervision.jobs import external as external_checkpoints
-    ExternalJob.silent_s = 2.0
+    for activity in (external_checkpoints.LOOK, external_checkpoints.RESTORE, external_checkpoints.WATCH):
+        object.__setattr__(activity, "silent_s", 2.0)
     external_checkpoints.LOOK_S, external_checkpoints.AGAIN_S = 0.1, 0.5
 elif "stoker.checkpoints.external.worker" in sys.orig_argv:
     from stoker.kit.workers import child
@@ -318,7 +318,7 @@ for step in range(1, 10**6):
 @pytest.mark.long
 def test_a_trainers_directory_that_hangs_holds_up_its_checkpoints_alone(home: Path, mounts: Mounts) -> None:
     out = mounts(home / "beneath", home / "out")
-    run = make_foreign(home, STEPS, train__external={"checkpoints": "out/*", "quiet": "0.3s"})
+    run = make_external(home, STEPS, train__external={"checkpoints": "out/*", "quiet": "0.3s"})
     supervisor = run.start()
     try:
         wait_until(run.last_step, what="training")

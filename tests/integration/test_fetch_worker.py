@@ -98,7 +98,7 @@ def test_what_lies_there_already_is_kept_when_right_and_fetched_again_when_not(
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(b"theirs")
     worker = start()
-    assert worker.until("ready")["foreign"] == [".cache/huggingface/x.incomplete"]
+    assert worker.until("ready")["unmanaged"] == [".cache/huggingface/x.incomplete"]
     worker.fetch(right, wrong)
     worker.until("done", count=2)
     assert worker.of("done", right.path)[0]["how"] == "kept" and hub.served("r.parquet") == 0

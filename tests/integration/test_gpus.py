@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,16 +19,19 @@ from stoker.kit.workers.pool import STOP_GRACE_S
 from stoker.supervise.health.liveness import StepTimes, Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
-from stokerd.supervision.trainer import gpus as gpus_module
-from stokerd.supervision.trainer.gpus import Gpus
+from stokerd.supervision.jobs import gpus as gpus_module
+from stokerd.supervision.jobs.gpus import GPUS, STATE
+from stokerd.supervision.jobs.runner import Jobs
+from stokerd.supervision.run import Run
 from support.fake_nvml import GIB, FakeDriver
 from support.sites import write_site
 from support.training import make_training
 from support.waiting import LONG_S
 
 GPU_IS_LOST, NO_DRIVER, UNKNOWN = 15, 9, 999
-SOON = {"EVERY_S": 0.1, "SILENT_S": 2.0, "RETRY_FIRST_S": 0.1}
+SOON = {"EVERY_S": 0.1, "RETRY_FIRST_S": 0.1}
 GET_MEMORY = "nvmlDeviceGetMemoryInfo"
 # The memory of 1 GiB that only Windows counts by process, and a GPU that is full.
 TIGHT = f"{80 * GIB - 1} {80 * GIB}"
@@ -39,18 +42,26 @@ class Ground:
     """The supervisor's part for GPUs, with a real sampler; looks at it as its loop would."""
 
     waiter: Waiter
-    gpus: Gpus
+    run: Any
+    jobs: Jobs
     recorded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    xids: list[int] = field(default_factory=list)  # that no program brought about
+
+    @property
+    def xids(self) -> tuple[int, ...]:
+        """Those that no program brought about, as evidence of the launch."""
+        return self.run.state.trainer.evidence.xids  # type: ignore[no-any-return]
 
     def until(self, condition: Callable[[dict[str, Any]], object], trainer: Trainer | None = None) -> Any:
         """Look until the condition holds for what is shown; returns that."""
         give_up = time.monotonic() + LONG_S
         while time.monotonic() < give_up:
             began = time.monotonic()
-            self.xids += self.gpus.look(trainer)
+            if trainer is not None:
+                self.run.change(trainer=trainer)
+            self.jobs.hear()
+            self.jobs.start_due()
             assert time.monotonic() - began < 1.0, "the loop was kept waiting"
-            shown = self.gpus.shown()
+            shown = STATE.of(self.run).shown()
             if condition(shown):
                 return shown
             self.waiter.wait(0.05)
@@ -91,9 +102,12 @@ def grounds(tmp_path: Path, **how: bool) -> Iterator[Ground]:
     waiter, recorded = Waiter(), list[tuple[str, dict[str, Any]]]()
     events = SimpleNamespace(record=lambda event, level="info", **fields: recorded.append((event, fields)))
     context = SimpleNamespace(layout=SimpleNamespace(state=tmp_path), waiter=waiter, events=events)
-    gpus = Gpus(cast(Any, context), **how)
-    yield Ground(waiter, gpus, recorded)
-    gpus.close()
+    state = RunState(Phase.TRAINING, 0.0, trainer=trainer(1))
+    run = Run(cast(Any, context), state, *cast(Any, [None] * 7))
+    STATE.of(run).is_wsl2 = how.get("is_wsl2", False)
+    jobs = Jobs(run, {"gpus": replace(GPUS, silent_s=2.0)})
+    yield Ground(waiter, run, jobs, recorded)
+    jobs.stop()
     waiter.close()
 
 
@@ -138,7 +152,7 @@ def test_every_xid_counts_also_one_that_repeats_the_last(driver: FakeDriver, gro
         ("1", 79, "hardware"),
         ("1", 31, "application"),
     ]
-    assert ground.xids == [79, 79]
+    assert ground.xids == (79, 79)
 
 
 def test_a_card_that_is_lost_in_mid_run_is_expected_and_the_others_are_sampled(
@@ -177,7 +191,7 @@ def test_a_sampler_inside_a_call_of_the_driver_ends_at_once(driver: FakeDriver, 
     driver.says(f"hang {GET_MEMORY}")
     ground.until(lambda _: driver.hangs.exists())
     began = time.monotonic()
-    ground.gpus.close()
+    ground.jobs.stop()
     assert time.monotonic() - began < STOP_GRACE_S / 2
 
 
@@ -186,7 +200,7 @@ def test_a_machine_without_a_driver_is_told_of_once(driver: FakeDriver, ground: 
     shown = ground.until(lambda _: ground.recorded)
     assert (shown["up"], shown["expected"], shown["present"]) == (None, None, {})
     assert [event for event, _ in ground.recorded] == ["gpu_driver_absent"]
-    assert ground.gpus.pids == set(), "no sampler runs"
+    assert ground.jobs.pids == set(), "no sampler runs"
 
 
 def test_a_driver_that_vanishes_takes_its_cards_with_it(driver: FakeDriver, ground: Ground) -> None:
@@ -202,7 +216,7 @@ def test_memory_is_split_by_who_uses_it_also_where_a_process_is_gone(
     driver: FakeDriver, ground: Ground
 ) -> None:
     ground.until(is_up)
-    (sampler,) = ground.gpus.pids
+    (sampler,) = ground.jobs.pids
     driver.cards(1, processes=f"{sampler} 30 {os.getpid()} 12 {(1 << 22) + 1} 5")
     shown = ground.until(lambda shown: shown["process_memory_bytes"]["0"]["trainer"], trainer(os.getpid()))
     assert shown["process_memory_bytes"]["0"] == {"trainer": 30, "other": 17}
@@ -232,8 +246,9 @@ def test_spill_is_told_once_a_launch_and_only_on_wsl2(
 SITE = """
 import sys
 if "from stokerd.train_supervisor" in " ".join(sys.orig_argv):
-    import stokerd.supervision.trainer.gpus as gpus
-    gpus.EVERY_S, gpus.SILENT_S = 0.2, 2.0
+    import stokerd.supervision.jobs.gpus as gpus
+    gpus.EVERY_S = 0.2
+    object.__setattr__(gpus.GPUS, "silent_s", 2.0)
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import signal
@@ -231,6 +232,58 @@ def test_after_a_kill_on_the_way_the_trainer_saves_and_the_next_start_goes_on(
         finally:
             assert second.stop() == 0
     wait_gone(run.processes())
+
+
+# All that a kind of job of the supervisor needs besides its worker and its module: a row.
+ROW = """
+import sys
+if "stokerd.train_supervisor" in " ".join(sys.orig_argv):
+    from stokerd.supervision.jobs import ACTIVITIES
+    from support.census import CENSUS
+    ACTIVITIES["census"] = CENSUS
+"""
+
+
+def test_a_new_kind_of_job_is_started_shown_handed_over_and_ended_with_its_phase_by_its_row(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    write_site(site, ROW)
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[1]}")
+    run = make_training(shard_sets, tmp_path / "census", **ENDLESS)
+    daemon = run.start()
+
+    def nth_worker(number: int) -> tuple[ProcessId, list[int]]:
+        """The worker, and those of its launch before it that the supervisor remembers."""
+
+        def look() -> tuple[ProcessId, list[int]] | None:
+            with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
+                pid, before = json.loads((run.run.root / "census").read_text().splitlines()[number])
+                return ProcessId.of(pid), before
+            return None
+
+        return wait_until(look, what=f"worker {number}")
+
+    try:
+        first, before = nth_worker(0)
+        assert before == []
+        wait_until(lambda: run.metrics()["stoker_train_workers", "census"] == 1, what="it in the metrics")
+        wait_until(lambda: "census" in run.data.status(TRAIN_SUPERVISOR)["workers"], what="it in the status")
+        signal_process(first, signal.SIGKILL)
+        second, before = nth_worker(1)
+        assert before == [first.pid]
+        reload(run, daemon)
+        third, before = nth_worker(2)
+        assert before == [first.pid, second.pid], "handed over"
+        assert run.metrics()["stoker_train_worker_ends_total", "census", "killed"] == 1
+        (trainer,) = run.trainers()
+        signal_process(trainer, signal.SIGKILL)
+        _, before = nth_worker(3)
+        assert before == [], "reset with its phase"
+        wait_gone([first, second, third])
+    finally:
+        assert daemon.stop() == 0
 
 
 def reload(run: TrainPipeline, daemon: RunningDaemon, **changes: Any) -> None:

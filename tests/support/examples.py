@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from stoker.cli.main import cli
 from stoker.config.load import examples_dir
 from stoker.kit.process import ProcessId
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 from support.training import TrainPipeline
 from support.waiting import wait_until
 
@@ -42,7 +42,7 @@ def make_example(home: Path, script: str, *words: str, marked: bool = True, **ex
     text = (examples_dir() / "external" / script).read_text()
     if not marked:
         text = "".join(re.findall(r".*(?<!# stoker)\n", text))
-    run = make_foreign(home, text, *words, train__external=external, supervise__stop_time="60s")
+    run = make_external(home, text, *words, train__external=external, supervise__stop_time="60s")
     if marked:
         (home / "stoker_client.py").write_text(CliRunner().invoke(cli, ["client"]).output + NOTES)
     (home / "data").mkdir()

@@ -49,8 +49,10 @@ if "stoker.checkpoints.proof_worker" in module:
     if os.path.exists(os.path.join(HERE, "break-proof")):
         sys.modules["hashlib"] = None
 if "stokerd.train_supervisor" in " ".join(sys.orig_argv):
-    from stoker.supervise.actions import Job
-    Job.silent_s = 3.0  # that a worker may be silent
+    from stokerd.supervision.jobs import ACTIVITIES
+    for activity in ACTIVITIES.values():
+        if activity.pool == "local":
+            object.__setattr__(activity, "silent_s", 3.0)
 """
 
 

@@ -23,6 +23,7 @@ from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment
 
 NAME = "step-000000030"
+NO_TIMINGS = SimpleNamespace(proof=SimpleNamespace(observe=lambda _: None))
 
 
 class Ground:
@@ -50,7 +51,7 @@ class Ground:
         events = SimpleNamespace(record=lambda word, *_, **__: self.words.append(word))
         context = SimpleNamespace(pipeline=self.pipeline, events=events)
         parts = cast(
-            Any, (RunStore(self.pipeline), Checkpoints(self.pipeline), None, accounts, None, None, None)
+            Any, (RunStore(self.pipeline), Checkpoints(self.pipeline), None, accounts, None, NO_TIMINGS, None)
         )
         self.run = Run(cast(Any, context), RunState(Phase.CLEANING, 0.0, proofs={NAME: "proven"}), *parts)
         body = {"step": 30, "timeline": 0, "files": {}, "position": [0, 120]}

@@ -14,11 +14,12 @@ import pytest
 
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.proof_worker import as_message
+from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.timelines import Timeline
 from stoker.store.log import ChainedLog
-from stoker.supervise.actions import ProveCheckpoint
+from stoker.supervise.actions import Job
 from stoker.supervise.state import Phase
-from stokerd.supervision.jobs.proofs import checkpoint_proved
+from stokerd.supervision.jobs.proofs import CHECKPOINT
 from support.checkpoint_data import seal
 from support.run_ground import Ground
 
@@ -134,7 +135,8 @@ def test_no_corrupted_checkpoint_is_accepted_and_the_newest_whole_one_is_used(
         while (name := run.checkpoints.newest_candidate(history)) and run.state.proofs.get(name) != "proven":
             proof = as_message(prove_checkpoint(run.checkpoints.path(name)))
             assert (proof["verdict"] == "invalid") is (int(name[5:]) in bad), (name, bad, proof)
-            checkpoint_proved(run, ProveCheckpoint(name), proof, "")
+            end = WorkerExit("finished", result=proof)
+            CHECKPOINT.end(run, Job("checkpoint", name), end)
         best = max({*STEPS} - {*bad}, default=None)
         assert name == (f"step-{best:09d}" if best else ""), (bad, name)
         for step in bad:

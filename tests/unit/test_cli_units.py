@@ -217,7 +217,7 @@ def test_a_daemon_knows_its_unit_by_its_cgroup(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
-def test_a_foreign_trainers_relaxations_are_scored(root: Path) -> None:
+def test_an_external_trainers_relaxations_are_scored(root: Path) -> None:
     (root / "etc/stoker/mine.yaml").write_text(OWN)
     pipeline = load_pipeline(root / "etc/stoker/mine.yaml")
     text = drop_in(pipeline, TRAIN_SUPERVISOR, None)

@@ -92,7 +92,7 @@ def test_a_look_names_files_below_the_root_and_nothing_through_links(tmp_path: P
     assert set(files) == {"a.parquet", "sub/b.parquet"}
     stat = (root / "a.parquet").stat()
     assert files["a.parquet"].etag == f"7-{stat.st_mtime_ns}-{stat.st_ino}"
-    assert {each.path for each in found if isinstance(each, PassedOver) and each.kind == "foreign"} == set(
+    assert {each.path for each in found if isinstance(each, PassedOver) and each.kind == "unmanaged"} == set(
         theirs[:2]
     )
     refused = {

@@ -29,7 +29,7 @@ def test_at_most_fifteen_marked_lines_are_all_that_an_example_has_of_stoker(scri
 @pytest.mark.parametrize("file", sorted(EXTERNAL.glob("*.yaml")), ids=lambda file: file.stem)
 def test_each_example_has_a_pipeline_file_that_runs_it(file: Path) -> None:
     pipeline = load_pipeline(file)
-    command, foreign = pipeline.train.command, pipeline.train.foreign
-    assert command is not None and foreign is not None
+    command, external = pipeline.train.command, pipeline.train.external_trainer
+    assert command is not None and external is not None
     (script,) = (word for word in command if word.endswith(".py"))
     assert (EXTERNAL / script.replace("plain_", "train_")).exists()

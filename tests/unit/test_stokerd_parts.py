@@ -20,6 +20,7 @@ from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
 from stoker.supervise.actions import KeepBooks
 from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.run.gates import gate_wants
 from stoker.supervise.state import Phase
 from stokerd.supervision.books import data
 from stokerd.supervision.books.accounts import Accounts
@@ -65,7 +66,7 @@ class Launches:
     def __init__(self, hot: Hot, home: Path, reach: Position | None = None) -> None:
         events = SimpleNamespace(record=lambda word, *_, **__: hot.told.append(word))
         pipeline = make_pipeline(home, train__global_batch=BATCH).pipeline
-        self.data = data.DataReadiness(pipeline, cast(Any, events), cast(Any, hot))
+        self.data = data.DataReadiness(pipeline, cast(Any, events), cast(Any, hot), gate_wants(pipeline))
         self.reach = reach
 
     def look(self) -> None:
@@ -146,7 +147,7 @@ def test_books_that_cannot_be_kept_wait_for_their_time(tmp_path: Path) -> None:
         raise StorageError("the disk is full", errno.ENOSPC)
 
     run: Any = SimpleNamespace(state=SimpleNamespace(phase=Phase.TRAINING), change=changed.update)
-    run.checkpoints, run.accounts = SimpleNamespace(unproven=None), SimpleNamespace(history=full)
+    run.prune_and_keep = full
     with pytest.raises(StorageError):
         Effects._keep_books(cast(Any, SimpleNamespace(run=run)), KeepBooks())
     assert changed["keep_at"] > began + KEEP_S / 2

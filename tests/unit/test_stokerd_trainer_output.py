@@ -14,19 +14,20 @@ from stoker.supervise.health.liveness import Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.trainer import Trainer
+from stoker.supervise.trainer_kind import EXTERNAL
 from stokerd.supervision.trainer import output as trainer_output
 from stokerd.supervision.trainer.control import TrainerControl
 from stokerd.supervision.trainer.output import LOOK_S, UNREAD_S, TrainerOutput
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 
-LAUNCH = Launch("a", 0, None, 0, Path("socket"), is_foreign=True)
+LAUNCH = Launch("a", 0, None, 0, Path("socket"), reads_output=True)
 
 
 class Followed:
     """A launch with a file of its output, and a clock of its own."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, **external: Any) -> None:
-        pipeline = make_foreign(home, "", train__external=external).data.pipeline
+        pipeline = make_external(home, "", train__external=external).data.pipeline
         self.layout = pipeline.layout.run("main")
         self.layout.create()
         self.told: list[dict[str, Any]] = []
@@ -93,7 +94,7 @@ def test_a_trainer_that_tells_its_steps_is_not_read_and_its_rows_are_those_it_te
 
 def test_its_wait_for_data_is_not_believed_because_nobody_knows_its_plan(tmp_path: Path) -> None:
     trainer = Trainer(LAUNCH, ProcessId(1, 1), TrainerView("a", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
-    assert not TrainerControl(cast(Any, SimpleNamespace(context=None)))._lacks_data(trainer)
+    assert not TrainerControl(cast(Any, SimpleNamespace(context=None, kind=EXTERNAL)))._lacks_data(trainer)
 
 
 def test_a_bar_that_gets_on_is_progress_and_one_that_stands_is_none(

@@ -101,17 +101,17 @@ def proving(**changes: Any) -> RunState:
 
 
 PROVEN = {"proofs": {NEWEST: "proven"}}
-LOOK, MUST = do.ListMirror(need="try"), do.ListMirror(need="wait")
+LOOK, MUST = do.Job("list", need="try"), do.Job("list", need="wait")
 
 
 @pytest.mark.parametrize(
     ("run", "seen", "first"),
     [
         (proving(), {"candidate": NEWEST},
-         do.Start(do.ProveCheckpoint(NEWEST), f"proving checkpoint {NEWEST}")),
+         do.Start(do.Job("checkpoint", NEWEST), f"proving checkpoint {NEWEST}")),
         # proven again before each launch, whatever was known; the next one where it was moved away
         (proving(proofs={NEWEST: "invalid"}), {"candidate": OLDER, "newest": OLDER},
-         do.Start(do.ProveCheckpoint(OLDER), f"proving checkpoint {OLDER}")),
+         do.Start(do.Job("checkpoint", OLDER), f"proving checkpoint {OLDER}")),
         (proving(proofs={NEWEST: "unreadable"}), {"candidate": NEWEST},
          do.Pause(READ_AGAIN_S, f"checkpoint {NEWEST} cannot be read now; trying")),
         (proving(**PROVEN), {"candidate": NEWEST}, do.Settle()),
@@ -125,7 +125,7 @@ LOOK, MUST = do.ListMirror(need="try"), do.ListMirror(need="wait")
          do.Start(MUST, "looking at the mirror of the checkpoints")),
         (proving(**PROVEN, look="failed"), {"candidate": NEWEST, "look": "try"}, do.Settle()),
         (proving(**PROVEN, look="done"), {"candidate": NEWEST, "look": "wait", "newer": COPY},
-         do.Start(do.FetchCopy(COPY, need="wait"), f"fetching checkpoint {COPY.name} from the mirror")),
+         do.Start(do.Job("fetch", COPY, need="wait"), f"fetching checkpoint {COPY.name} from the mirror")),
         (proving(**PROVEN, is_settled=True), {}, do.Enter(Phase.WAITING)),
     ],
 )  # fmt: skip
@@ -136,11 +136,11 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole_here_or_in_the_m
 
 
 def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_waits_for() -> None:
-    proof = do.ProveCheckpoint(NEWEST)
-    (waits,) = decided(proving(), Seen(candidate=NEWEST, jobs={"checkpoint": proof}))
+    proof = do.Job("checkpoint", NEWEST)
+    (waits,) = decided(proving(), Seen(candidate=NEWEST, jobs=(proof,)))
     assert waits == do.Wait(f"proving checkpoint {NEWEST}")
     looking = Seen(candidate=NEWEST, look="wait")
-    beside, same = replace(looking, jobs={"mirror": do.ListMirror()}), replace(looking, jobs={"mirror": MUST})
+    beside, same = replace(looking, jobs=(do.Job("list"),)), replace(looking, jobs=(MUST,))
     assert isinstance(decided(proving(**PROVEN), beside)[0], do.Start)
     assert isinstance(decided(proving(**PROVEN), same)[0], do.Wait)
 
@@ -150,17 +150,17 @@ def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_wait
     [
         (proving(), AskedRollback("r", 0), do.MakeRollback("r")),
         (proving(), AskedRollback("r", 20, OLDER),
-         do.Start(do.ProveCheckpoint(OLDER), "rolling back to step 20")),
+         do.Start(do.Job("checkpoint", OLDER), "rolling back to step 20")),
         (proving(proofs={OLDER: "proven"}), AskedRollback("r", 20, OLDER), do.MakeRollback("r")),
         (proving(proofs={OLDER: "invalid"}), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
         (proving(), AskedRollback("r", 20, OLDER, False), do.Start(LOOK, "rolling back to step 20")),
         (proving(look="failed"), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
         (proving(look="done"), AskedRollback("r", 20, OLDER, False), do.MakeRollback("r")),
         (proving(look="done"), AskedRollback("r", 40, "step-000000040", False, COPY),
-         do.Start(do.FetchCopy(COPY, need="try"), "rolling back to step 40")),
+         do.Start(do.Job("fetch", COPY, need="try"), "rolling back to step 40")),
         # a longer horizon, once the newest checkpoint is known
         (proving(is_settled=True, look="done"), AskedRollback("", 40, "step-000000040", False, COPY),
-         do.Start(do.FetchCopy(COPY, need="try"), "rolling back to step 40")),
+         do.Start(do.Job("fetch", COPY, need="try"), "rolling back to step 40")),
         (proving(is_settled=True, proofs={OLDER: "proven"}), AskedRollback("", 20, OLDER),
          do.MakeRollback("")),
     ],
@@ -338,8 +338,8 @@ def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> N
     ("run", "seen", "expected"),
     [
         ({}, {}, do.KeepBooks()),
-        ({"keep_at": NOW + 1}, {}, do.Wait("finished: steps")),
-        ({"keep_at": NOW + 1}, {"is_settled": True}, do.Rest()),
+        ({"keep_at": NOW + 1}, {"awaited": do.Job("checkpoint", NEWEST)}, do.Wait("finished: steps")),
+        ({"keep_at": NOW + 1}, {}, do.Rest()),
         ({"is_at_rest": True}, {}, do.Wait("finished: steps")),
         ({"is_at_rest": True}, {"is_once": True}, do.End(0)),
         ({"is_at_rest": True}, {"goes_on": True}, do.Enter(Phase.CLEANING)),

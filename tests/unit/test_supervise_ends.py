@@ -15,6 +15,7 @@ import pytest
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.process import ProcessId
+from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.timelines import Timeline, read_timelines
 from stoker.store.log import ChainedLog
 from stoker.supervise import actions as do
@@ -25,16 +26,19 @@ from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
-from stokerd.supervision.jobs.activities import ACTIVITIES
+from stoker.supervise.trainer_kind import EXTERNAL
+from stokerd.supervision.jobs import ACTIVITIES
+from stokerd.supervision.jobs.proofs import BEGUN_WITH
 from stokerd.supervision.run import Counted, Run
 from stokerd.supervision.trainer.control import TrainerControl
 from support.pipelines import make_pipeline
+from support.run_ground import NO_TIMINGS
 
 HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), "step-000000030", "ab" * 32
-SETS = do.ProveSets({"a": "ma", "b": "mb", "c": "mc"})
-HELDOUT = do.CopyHeldout({"a": "ma"}, 400)
+SETS = do.Job("sets", {"a": "ma", "b": "mb", "c": "mc"})
+HELDOUT = do.Job("heldout", ({"a": "ma"}, 400))
 COPY = Mirrored(0, 40, "00000040", run_id="r")
-LOOK, MUST = do.ListMirror(need="try"), do.ListMirror(need="wait")
+LOOK, MUST = do.Job("list", need="try"), do.Job("list", need="wait")
 
 
 def proof(verdict: str, **words: Any) -> dict[str, Any]:
@@ -68,7 +72,7 @@ class Warm:
             cast(Any, store),
             Checkpoints(pipeline),
             MirrorState(layout.mirror, pipeline.layout.quarantine),
-            *cast(Any, (None, data, None, None)),
+            *cast(Any, (None, data, NO_TIMINGS, None)),
         )
         body = {"step": 30, "timeline": 0, "files": {}, "position": [0, 0], "run_id": "r"}
         self.run.checkpoints.path(NAME).mkdir()
@@ -81,7 +85,10 @@ class Warm:
     def ended(self, job: do.Job, result: dict[str, Any] | None, reason: str = "") -> list[str]:
         """The event words at the end of a job with this result, or none for this reason."""
         self.words.clear()
-        ACTIVITIES[job.slot][1](self.run, job, result, reason)
+        end = WorkerExit("finished", result=result)
+        if result is None:
+            end = WorkerExit("failed", error={"message": reason})
+        ACTIVITIES[job.kind].end(self.run, job, end)
         return [event for event, _ in self.words]
 
     @property
@@ -101,7 +108,7 @@ BODY = {"step": 40, "timeline": 0, "files": {}, "position": [0, 0], "run_id": "r
 
 def test_only_a_checkpoint_that_is_found_wrong_is_moved_away(warm: Warm) -> None:
     warm.run.checkpoints.path(NEWER).mkdir()
-    newer = do.ProveCheckpoint(NEWER)
+    newer = do.Job("checkpoint", NEWER)
     assert warm.ended(newer, proof("proven", body=BODY, digest="cd")) == ["checkpoint_proven"]
     assert warm.run.newest is not None and warm.run.newest.step == 40
     assert warm.ended(newer, None, "it hung") == ["checkpoint_unreadable"]
@@ -127,7 +134,7 @@ def test_the_time_of_the_newest_checkpoint_goes_back_with_it(warm: Warm) -> None
 
 def test_a_set_is_whole_another_or_not_whole_and_one_that_was_mended_forgives_launches(warm: Warm) -> None:
     digests = {"a": "ma", "c": "md"}
-    proofs = [proof("proven", manifest_sha256=digests.get(key)) for key in SETS.sets]
+    proofs = [proof("proven", manifest_sha256=digests.get(key)) for key in SETS.subject]
     proofs[1] = proof("invalid", reason="x")
     assert warm.ended(SETS, {"proofs": proofs}) == []
     assert warm.data == [
@@ -137,16 +144,16 @@ def test_a_set_is_whole_another_or_not_whole_and_one_that_was_mended_forgives_la
         ("another", "c", "its manifest's sha256 is md, recorded is mc"),
     ]
     warm.data.clear()
-    warm.ended(do.ProveSets({"a": "ma"}), None, "it hung")
+    warm.ended(do.Job("sets", {"a": "ma"}), None, "it hung")
     assert warm.data == [("not whole", "a", "not proven: it hung")]
 
 
 def test_held_out_windows_are_taken_as_they_are_and_copied_again_after_a_failure(warm: Warm) -> None:
     assert warm.ended(HELDOUT, None, "full") == ["heldout_failed"]
-    assert warm.run.state.heldout is None and warm.run.state.retry_at > 0.0
+    assert BEGUN_WITH.of(warm.run).heldout is None and warm.run.state.retry_at > 0.0
     windows = {"sha256": "ab", "windows": 6, "dtype": "uint16", "tokens": 60}
     warm.ended(HELDOUT, windows)
-    assert warm.run.state.heldout == Heldout("ab", 6, "uint16", 60)
+    assert BEGUN_WITH.of(warm.run).heldout == Heldout("ab", 6, "uint16", 60)
 
 
 def test_a_look_that_a_launch_needs_is_waited_for_and_said_once(warm: Warm) -> None:
@@ -160,8 +167,8 @@ def test_a_look_that_a_launch_needs_is_waited_for_and_said_once(warm: Warm) -> N
     assert warm.run.state.look == "done" and warm.copies == (COPY,)
 
 
-@pytest.mark.parametrize("job", [LOOK, do.FetchCopy(COPY, need="try")])
-def test_a_look_that_may_fail_and_a_rollbacks_fetch_are_not_waited_for(warm: Warm, job: do.MirrorJob) -> None:
+@pytest.mark.parametrize("job", [LOOK, do.Job("fetch", COPY, need="try")])
+def test_a_look_that_may_fail_and_a_rollbacks_fetch_are_not_waited_for(warm: Warm, job: do.Job) -> None:
     warm.ended(job, None, "away")
     state = warm.run.state
     assert (state.look, state.retry_at) == ("failed", 0.0)
@@ -170,24 +177,24 @@ def test_a_look_that_may_fail_and_a_rollbacks_fetch_are_not_waited_for(warm: War
 
 def test_what_goes_on_beside_everything_is_only_reported(warm: Warm) -> None:
     before = warm.run.state
-    assert warm.ended(do.CopyToMirror(HERE), None, "full") == ["mirror_failed"]
+    assert warm.ended(do.Job("copy", HERE), None, "full") == ["mirror_failed"]
     assert warm.run.state == before
-    assert warm.ended(do.CopyToMirror(HERE), {"replaced": False}) == [
+    assert warm.ended(do.Job("copy", HERE), {"replaced": False}) == [
         "mirror_recovered",
         "checkpoint_mirrored",
     ]
     (copy,) = warm.copies
-    assert warm.ended(do.PruneMirror((copy.name,)), {"gone": [copy.name]}) == ["mirror_pruned"]
+    assert warm.ended(do.Job("prune", (copy.name,)), {"gone": [copy.name]}) == ["mirror_pruned"]
     assert warm.copies == ()
 
 
 def test_a_checkpoint_here_that_differs_is_trusted_no_longer(warm: Warm) -> None:
-    assert warm.ended(do.CopyToMirror(HERE), {"source_bad": "x"}) == ["mirror_source_differs"]
+    assert warm.ended(do.Job("copy", HERE), {"source_bad": "x"}) == ["mirror_source_differs"]
     assert (warm.run.newest, warm.run.state.proofs) == (None, {})
 
 
 def test_a_fetched_copy_is_proven_here_and_a_bad_one_is_never_asked_for_again(warm: Warm) -> None:
-    fetch = do.FetchCopy(COPY, need="try")
+    fetch = do.Job("fetch", COPY, need="try")
     warm.ended(LOOK, listing(COPY))
     bad = {"state": "bad", "reason": "a bit"}
     assert warm.ended(fetch, bad) == ["mirror_copy_bad"]
@@ -206,7 +213,7 @@ def test_a_fetched_copy_is_proven_here_and_a_bad_one_is_never_asked_for_again(wa
 
 
 def test_the_logs_of_steps_and_of_launches_come_back_with_a_copy(warm: Warm) -> None:
-    logs = ACTIVITIES["mirror"][0](warm.run, do.FetchCopy(COPY))["logs"]
+    logs = ACTIVITIES["fetch"].task(warm.run, do.Job("fetch", COPY))["logs"]
     assert [Path(log).name for log in logs] == ["metrics.jsonl", "launches.jsonl", "runs.jsonl"]
 
 
@@ -255,3 +262,15 @@ def test_without_a_trainer_a_supervisor_that_begins_again_does_so_from_cleaning(
     assert run.state.proofs == {} and not run.state.is_settled
     run.counted.restarts["killed"] += 1
     assert (run.counted.restarts["killed"], run.counted.trained_tokens) == (4, 77)
+
+
+def test_the_launch_of_an_external_trainer_is_read_on_after_an_upgrade_that_names_it_anew(warm: Warm) -> None:
+    launch = Launch("l1", 0, None, 0, Path("socket"))
+    one = Trainer(launch, ProcessId(1, 1), TrainerView("l1", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
+    warm.run.state = RunState(Phase.TRAINING, 0.0, trainer=one)
+    body = json.loads(json.dumps(warm.run.handed_over()))
+    del body["state"]["trainer"]["launch"]["reads_output"]
+    body["state"]["trainer"]["launch"]["is_foreign"] = True  # as the version before wrote it
+    warm.run.kind = EXTERNAL
+    warm.run.adopt(body)
+    assert warm.run.state.live is not None and warm.run.state.live.is_read

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from stoker.supervise.health.evidence import Evidence, free_bytes
-from stoker.supervise.health.exits import FULL_BYTES, TOLD_LINES, Exit, ExitClass, GuardedEnd, classify
+from stoker.supervise.health.exits import (
+    FULL_BYTES,
+    TOLD_LINES,
+    Exit,
+    ExitClass,
+    GuardedEnd,
+    Meaning,
+    classify,
+    meaning_of_external,
+)
 
 LOST = Evidence(phase="train", step=40, last_step=80, sealed_step=30)  # steps that no checkpoint holds
 KEPT = replace(LOST, sealed_step=40)
@@ -145,12 +154,12 @@ def test_a_stop_is_told_by_the_sealed_checkpoint(
 
 
 def test_a_trainer_of_the_users_own_that_forks_away_has_not_finished() -> None:
-    def kind(seen: Evidence, *, left: int = 1, is_foreign: bool = True) -> str:
+    def kind(seen: Evidence, *, left: int = 1, meaning: Meaning | None = meaning_of_external) -> str:
         end = GuardedEnd(0, None, left=left)
-        return classify(end, seen, is_asked=False, is_hung=False, is_foreign=is_foreign).kind
+        return classify(end, seen, is_asked=False, is_hung=False, meaning=meaning).kind
 
     assert kind(Evidence(step=40, sealed_step=40)) == "crashed"
-    assert kind(Evidence(), left=0) == kind(Evidence(), is_foreign=False) == "finished"
+    assert kind(Evidence(), left=0) == kind(Evidence(), meaning=None) == "finished"
     assert kind(Evidence(phase="train", step=41, sealed_step=40)) == "finished"  # a helper outlives it
     assert kind(Evidence(step=40, sealed_step=50)) == "finished"  # its steps cannot be read
 
@@ -216,7 +225,7 @@ def test_room_on_a_disk_that_cannot_be_asked_is_not_known(tmp_path: Path) -> Non
 def test_a_trainer_of_the_users_own_may_die_of_the_stop_that_it_was_asked_for(
     code: int | None, signum: int | None, seen: Evidence, is_asked: bool, kind: str
 ) -> None:
-    end = judged(code, signum, seen, is_asked=is_asked, is_foreign=True)
+    end = judged(code, signum, seen, is_asked=is_asked, meaning=meaning_of_external)
     assert end.kind == kind
     assert end.is_blameless is (kind == "stopped_as_asked")
 

@@ -20,11 +20,35 @@ from stoker.checkpoints.retention import remove_checkpoint
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId, children_tree
 from stoker.supervise.mirror.inventory import Checkpoint
-from stokerd.supervision.jobs.hook import CheckpointHook
+from stoker.supervise.state import Phase
+from stokerd.supervision.jobs.hook import HOOK
+from stokerd.supervision.jobs.runner import Jobs
 from stokerd.supervision.run import Counted, Run
 from support.pipelines import make_pipeline
 from support.processes import wait_gone
+from support.sites import write_site
 from support.waiting import wait_until
+
+
+class Hook:
+    """The job in a run of which the rest is made up, and its cycles."""
+
+    def __init__(self, run: Any) -> None:
+        self.jobs = Jobs(cast(Run, run), {"hook": HOOK})
+        self.stop = self.jobs.stop
+
+    @property
+    def pids(self) -> set[int]:
+        return self.jobs.pids
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command runs or is due."""
+        return self.jobs.awaited() is not None
+
+    def look(self) -> None:
+        self.jobs.hear()
+        self.jobs.start_due()
 
 
 class Ground:
@@ -33,7 +57,7 @@ class Ground:
         self.newest: Checkpoint | None = None
         self.waiter, self.counted = Waiter(), Counted()
 
-    def hook(self, command: str, limit_s: float = 60.0) -> CheckpointHook:
+    def hook(self, command: str, limit_s: float = 60.0) -> Hook:
         pipeline = make_pipeline(self.root, train__on_checkpoint=command).pipeline
         pipeline.layout.create()
         self.run = pipeline.layout.run("main")
@@ -42,13 +66,17 @@ class Ground:
         self.made: Any = SimpleNamespace(
             pipeline=SimpleNamespace(train=train, layout=pipeline.layout),
             layout=self.run,
-            context=SimpleNamespace(waiter=self.waiter, stopping=False),
+            context=SimpleNamespace(waiter=self.waiter, stopping=False, layout=pipeline.layout),
             counted=self.counted,
             timings=SimpleNamespace(hook=SimpleNamespace(observe=self.seconds.append)),
             events=SimpleNamespace(record=lambda word, **words: self.events.append(words)),
             newest=self.newest,
+            state=SimpleNamespace(phase=Phase.FINISHED),
+            change=lambda **_: None,
+            jobs={},
+            slices={},
         )
-        return CheckpointHook(cast(Run, self.made))
+        return Hook(self.made)
 
     def prove(self, step: int) -> Path:
         path = self.run.checkpoints / f"step-{step:09d}"
@@ -56,7 +84,7 @@ class Ground:
         self.newest = self.made.newest = Checkpoint(path, step, {}, digest=f"{step:064x}")
         return path
 
-    def finish(self, hook: CheckpointHook) -> None:
+    def finish(self, hook: Hook) -> None:
         """Waits until a command has ended and none is due."""
         while hook.is_busy:
             hook.look()
@@ -102,6 +130,7 @@ def test_the_newest_of_those_that_wait_is_next_and_none_that_is_read_is_removed(
     hook = ground.hook(python(code, gate, told))
     first = ground.prove(10)
     hook.look()
+    wait_until(lambda: children_tree(*hook.pids), what="the guard")
     for step in (20, 30):
         ground.prove(step)
         hook.look()
@@ -125,11 +154,28 @@ def test_a_failure_is_an_event_and_is_not_repeated(ground: Ground, command: str,
     assert ground.counted.hooks == Counter(failed=1)
 
 
+# Its time is over at once, but not before it has begun.
+LATE = """
+import os, sys, time
+if "stoker.supervise.run.hook_worker" in sys.orig_argv:
+    from stoker.kit import process
+    readable = process.readable
+    def late(*descriptors, timeout_s):
+        while timeout_s == 0.0 and not os.path.exists({started!r}):
+            time.sleep(0.01)
+        return readable(*descriptors, timeout_s=timeout_s)
+    process.readable = late
+"""
+
+
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stokerd.supervision.jobs.hook.GRACE_S", 0.5)
-    started = ground.root / "pid"
+    started, site = ground.root / "pid", ground.root / "site"
+    site.mkdir()
+    write_site(site, LATE.format(started=str(started)))
+    monkeypatch.setenv("PYTHONPATH", str(site))
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     child = "import subprocess; subprocess.Popen(['sleep', '600']); "
     code = f"{stubborn}{child}open(sys.argv[1], 'w').write('x'); signal.pause()"
@@ -138,7 +184,7 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     hook.look()
     wait_until(started.exists, what="the command")
     tree = [*map(ProcessId.of, hook.pids), *children_tree(*hook.pids)]
-    assert len(tree) == 3  # with its guard
+    assert len(tree) == 4  # with its worker and guard
     ground.finish(hook)  # TERM, and KILL after the grace
     wait_gone(tree, 5.0)
     assert ground.events[0]["result"] == "timed_out" and ground.events[0]["message"].startswith("killed by")
@@ -162,8 +208,8 @@ def test_what_a_command_started_ends_with_a_supervisor_that_is_killed(tmp_path: 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as supervisor:
         assert supervisor.stdout is not None
         try:
-            guard = int(supervisor.stdout.readline())
-            tree = wait_until(lambda: len(found := children_tree(guard)) == 2 and found, what="the command")
+            worker = int(supervisor.stdout.readline())
+            tree = wait_until(lambda: len(found := children_tree(worker)) == 3 and found, what="the command")
         finally:
             supervisor.kill()
     wait_gone(tree)
@@ -198,7 +244,7 @@ def test_a_command_that_a_stop_ended_runs_again_for_the_same_checkpoint(ground: 
 
 def test_without_a_command_nothing_is_due(ground: Ground) -> None:
     hook = ground.hook("true")
-    hook.command = ()
+    ground.made.pipeline.train.hook = ()
     ground.prove(10)
     hook.look()
     assert not hook.is_busy

@@ -176,8 +176,8 @@ def test_a_wait_for_data_is_believed_while_the_plan_lacks_a_batch_and_the_traine
     assert stopped_after(silent, lacks_data=True) == pytest.approx(20 + HANG_S, abs=10)
 
 
-def read(launch_is_foreign: bool = True) -> Trainer:
-    launch = Launch("a", 0, None, 0, Path("socket"), is_foreign=launch_is_foreign)
+def read(reads_output: bool = True) -> Trainer:
+    launch = Launch("a", 0, None, 0, Path("socket"), reads_output=reads_output)
     return Trainer(launch, ProcessId(1, 1), TrainerView("a", 0.0, 0.0), Stillness(0.0, 0.0), 0.0)
 
 
@@ -217,7 +217,7 @@ def test_a_trainer_that_tells_its_steps_is_judged_by_them_and_not_read_any_more(
     told = told.after_words([b"LAUNCH=a\nSTEP=2", b"LAUNCH=a\nSTEP=3"], 3.0)
     assert (told.is_read, told.view.phase) == (False, "train")
     assert verdict(told, 3 + 70, worked_at=3) == "stop"
-    assert not read(launch_is_foreign=False).is_read
+    assert not read(reads_output=False).is_read
 
 
 def test_who_never_tells_a_phase_trains_from_the_first_step_on() -> None:

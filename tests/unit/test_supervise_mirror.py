@@ -10,7 +10,7 @@ import pytest
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.retention import RetentionPolicy, reading
-from stoker.supervise.actions import CopyToMirror, ListMirror, MirrorJob, PruneMirror
+from stoker.supervise.actions import Job
 from stoker.supervise.decide import mirror_job
 from stoker.supervise.mirror.inventory import COMPLAINT_S, LOOK_AGAIN_S, Checkpoints, MirrorState
 from support.checkpoint_data import seal
@@ -72,22 +72,22 @@ KEEP = RetentionPolicy(2, None, frozenset())
 HERE = [one(10), one(20)]
 
 
-def beside(mirror: MirrorState, now: float = 100.0) -> MirrorJob | None:
+def beside(mirror: MirrorState, now: float = 100.0) -> Job | None:
     return mirror_job(mirror, HERE, FROM_THE_START, KEEP, now)
 
 
 def test_it_looks_first_then_copies_the_newest_first_and_then_nothing_is_to_be_done(tmp_path: Path) -> None:
     mirror = book(tmp_path)
-    assert beside(mirror) == ListMirror()
+    assert beside(mirror) == Job("list")
     mirror.looked([], 100.0)
     for copy in (HERE[1], HERE[0]):
-        assert beside(mirror) == CopyToMirror(copy)
+        assert beside(mirror) == Job("copy", copy)
         mirror.copied(copy)
     assert beside(mirror) is None
     assert mirror.status(None) == {
         "step": 20, "copies": 2, "waiting": 0, "copying": None, "trouble": None,
     }  # fmt: skip
-    assert beside(mirror, 100.0 + LOOK_AGAIN_S) == ListMirror()
+    assert beside(mirror, 100.0 + LOOK_AGAIN_S) == Job("list")
 
 
 @pytest.mark.parametrize("was_proven", [True, False])
@@ -96,7 +96,7 @@ def test_nothing_is_pruned_before_the_newest_copy_was_proven(tmp_path: Path, was
     mirror.looked([one(step) for step in (1, 2, 10, 20)], 100.0)
     if was_proven:
         mirror.proven.add(one(20).name)
-    assert beside(mirror) == (PruneMirror((one(1).name, one(2).name)) if was_proven else None)
+    assert beside(mirror) == (Job("prune", (one(1).name, one(2).name)) if was_proven else None)
 
 
 def test_a_failed_copy_is_trouble_until_a_copy_succeeds(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_failed_copy_is_trouble_until_a_copy_succeeds(tmp_path: Path) -> None:
     mirror.looked([], 100.0)
     assert mirror.failed("copy", "warm is full", 100.0)
     assert beside(mirror, mirror.retry_at - 0.01) is None
-    assert beside(mirror, mirror.retry_at) == ListMirror()
+    assert beside(mirror, mirror.retry_at) == Job("list")
     assert not mirror.worked("list") and mirror.trouble == "warm is full"  # a look does not mend it
     assert mirror.worked("copy") and mirror.trouble is None
 

@@ -10,8 +10,9 @@ import pytest
 
 from stoker.config.schema import Pipeline
 from stoker.store.layout import RunLayout
-from stoker.supervise.external.program import Program, program
+from stoker.supervise.external.program import Program
 from stoker.supervise.run.launch_record import Launch
+from stoker.supervise.trainer_kind import kind_of
 from support.config_files import MINIMAL, load_text
 
 DAEMON = {"PATH": "/bin", "WATCHDOG_USEC": "1", "PYTHONSAFEPATH": "1"}
@@ -22,7 +23,7 @@ FULL = MINIMAL + "  command: [python, train.py]\n  external: {protocol: full}\n"
 def started(pipeline: Pipeline, resume_step: int = 0, **how: Any) -> Program:
     resume = Path(f"/run/checkpoints/step-{resume_step}") if resume_step else None
     launch = Launch("launch-1", 0, resume, resume_step, Path("/run/socket"))
-    return program(pipeline, launch, RunLayout(Path("/run")), DAEMON, **how)
+    return kind_of(pipeline).program(pipeline, launch, RunLayout(Path("/run")), DAEMON, **how)
 
 
 def test_the_built_in_trainer_gets_plan_and_timelines_and_no_directory(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.config.schema_train import External
 from stoker.kit.context import DaemonContext
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId
@@ -28,10 +27,10 @@ from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, waiting_words
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
+from stoker.supervise.trainer_kind import BUILT_IN, EXTERNAL
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.snapshot import run_progress, snapshot, status_text
 from stokerd.supervision.status import Status, read_audit
-from stokerd.supervision.trainer.gpus import Gpus
 from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment
 
@@ -64,11 +63,11 @@ def shown(**changes: Any) -> dict[str, Any]:
     checkpoints = SimpleNamespace(
         newest=changes.get("checkpoint", PROVEN), sealed=changes.get("sealed", PROVEN)
     )
-    train = SimpleNamespace(run="main", global_batch=4, foreign=changes.get("foreign"))
+    train = SimpleNamespace(run="main", global_batch=4)
     context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
     parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, *[None] * 3))
     state = RunState(Phase.TRAINING, 0.0, trainer=changes.get("live", TRAINING))
-    run = Run(cast(Any, context), state, *parts)
+    run = Run(cast(Any, context), state, *parts, kind=changes.get("kind", BUILT_IN))
     run.counted.unsaved = changes.get("unsaved", run.counted.unsaved)
     if "refused" in changes:
         run.counted.saves_refused, run.counted.save_refused = 1, changes["refused"]
@@ -84,7 +83,7 @@ def test_a_restarted_supervisor_shows_the_rollbacks_at_once(tmp_path: Path) -> N
     with contextlib.closing(ChainedLog(layout.timelines)) as log:
         log.append(Timeline(1, 0, 20, (), "as asked").body())
     context = DaemonContext(TRAIN_SUPERVISOR, pipeline, Waiter(), once=True)
-    Status(load_run(context), Gpus(context))
+    Status(load_run(context))
     page = context.metrics.text().decode()
     assert "stoker_train_rollbacks_total 1.0\n" in page and "stoker_train_timeline 1.0\n" in page
 
@@ -273,13 +272,13 @@ def test_a_trainer_whose_output_tells_no_step_is_not_said_to_be_loading_for_its_
     age_s: float, read_as: str, says: str
 ) -> None:
     loading = trainer(phase="load", phase_at=time.monotonic() - age_s)
-    foreign = replace(loading, launch=replace(LAUNCH, is_foreign=True), read_as=read_as)
-    assert status_text(shown(foreign=External(), live=foreign)).startswith(says)
+    external = replace(loading, launch=replace(LAUNCH, reads_output=True), read_as=read_as)
+    assert status_text(shown(kind=EXTERNAL, live=external)).startswith(says)
     assert status_text(shown(live=loading)).startswith("loading the trainer")
 
 
 def test_a_trainer_of_the_users_own_shows_no_plan_and_perhaps_no_last_step() -> None:
-    told = shown(foreign=External(), steps=None, windows_per_s=None)
+    told = shown(kind=EXTERNAL, steps=None, windows_per_s=None)
     assert {
         told[name] for name in ("steps", "eta_s", "plan_entries", "plan_windows", "plan_windows_ahead")
     } == {None}

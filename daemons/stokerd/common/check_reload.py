@@ -37,7 +37,7 @@ def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
     text = "a reload cannot change it; put the old value back, or stop the daemon and start it again"
     is_trainers = task["daemon"] == TRAIN_SUPERVISOR
     fixed: tuple[str, ...] = FIXED + FIXED_IN_RUN if is_trainers else FIXED
-    if is_trainers and _is_foreign(task["config"]) != (pipeline.train.foreign is not None):
+    if is_trainers and _follows_plan(task["config"]) != pipeline.train.follows_plan:
         changed.append("train.command")
         fixed += ("train.command",)
     kept = [key for key in changed if any(_overlaps(key, one) for one in fixed)]
@@ -48,9 +48,9 @@ def main(task: dict[str, Any], _: Report) -> dict[str, Any]:
     return {"version": version("stoker"), "handover": VERSION, "changed": changed}
 
 
-def _is_foreign(config: Mapping[str, Any]) -> bool:
+def _follows_plan(config: Mapping[str, Any]) -> bool:
     train = config["train"]
-    return bool(train.get("command")) and (train.get("external") or {}).get("protocol") != "full"
+    return not train.get("command") or (train.get("external") or {}).get("protocol") == "full"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> Iterator[str]:

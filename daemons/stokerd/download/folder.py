@@ -111,7 +111,7 @@ class FolderSource(Source[Watched]):
         if look.polling and look.polling != self.polling:
             every_s = round(self.look_every_s, 1)
             self.events.record("source_polled", path=self.shown, reason=look.polling, every_s=every_s)
-        self.take_foreign(look.foreign, look.foreign_in_all)
+        self.take_unmanaged(look.unmanaged, look.unmanaged_in_all)
         before, self.watched = self.watched, watch(self.watched, look.files.values(), time.monotonic())
         was_whole, self.is_whole, self.polling = self.is_whole, not look.unreadable, look.polling
         self.is_confirmed = self.watched == before

@@ -171,7 +171,7 @@ class DownloadWatch:
             "verified_bytes": state.verified_bytes,
             "complete": source.written is not None and source.written.complete,
             "trouble": source.trouble,
-            "foreign_files": source.foreign_files,
+            "foreign_files": source.unmanaged_files,
             "available": not source.trouble,
             "is_paused": dict.fromkeys(REASONS, False),
             "counted": dict(state.counted),

@@ -200,7 +200,7 @@ class RemoteSource(Source[RemoteFile]):
         match said.kind:
             case "ready":
                 self.state.pauses.end("landing", "landing_available", path=self.root)
-                self.take_foreign(said.foreign, len(said.foreign))
+                self.take_unmanaged(said.unmanaged, len(said.unmanaged))
             case "progress":
                 self.failures.went_well()
             case "done" if wish is not None:

@@ -48,7 +48,7 @@ class Source(Generic[L]):
         self._kept = (0, -1)  # `listed` and `changes` as of the written listing
         self._warned: set[tuple[str, ...]] = set()
         self._vanished: set[str] = set()
-        self.foreign_files = 0
+        self.unmanaged_files = 0
 
     @property
     def is_complete(self) -> bool:
@@ -105,12 +105,12 @@ class Source(Generic[L]):
             said = f"{more} more files are not listed any more"
             self.events.record("source_vanished", path="", reason=said)
 
-    def take_foreign(self, foreign: Sequence[str], count: int) -> None:
+    def take_unmanaged(self, unmanaged: Sequence[str], count: int) -> None:
         """Records another client's unfinished files when their number changes."""
-        if foreign and count != self.foreign_files:
+        if unmanaged and count != self.unmanaged_files:
             reason = "another client's; left alone"
-            self.events.record("foreign_files", count=count, first=foreign[0], reason=reason)
-        self.foreign_files = count
+            self.events.record("foreign_files", count=count, first=unmanaged[0], reason=reason)
+        self.unmanaged_files = count
 
     def keep_listing(self) -> None:
         """Writes a changed listing: at once if complete or revision changes or is_drained(), else

@@ -8,29 +8,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stoker.checkpoints.mirror.layout import waiting
 from stoker.kit.handover import Handover
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.process import processes_with_environment, signal_process
-from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import DataError, LockHeld, Transient
 from stoker.supervise import actions as do
-from stoker.supervise.actions import Job, ProveCheckpoint
-from stoker.supervise.decide import mirror_job
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
-from stokerd.supervision.jobs.activities import ACTIVITIES
-from stokerd.supervision.jobs.external import ExternalCheckpoints
-from stokerd.supervision.jobs.hook import CheckpointHook
-from stokerd.supervision.jobs.mirror import MIRROR
-from stokerd.supervision.jobs.workers import Workers
+from stokerd.supervision.jobs.runner import Jobs
 from stokerd.supervision.keep import keep, note_wants
 from stokerd.supervision.requests import Requests
 from stokerd.supervision.run import Run
 from stokerd.supervision.trainer.control import TrainerControl
 from stokerd.supervision.trainer.watches import Watches
 
-KEEP_S = 1.0  # between two checks of checkpoints and plan while the trainer runs
+KEEP_S = 1.0  # between two checks of the plan while the trainer runs
 START_AGAIN_S = 2.0  # before a trainer that could not be started is tried again
 KEEP_WAITING_S = 0.1  # the same before a launch, where each event may open a gate
 
@@ -38,16 +30,13 @@ KEEP_WAITING_S = 0.1  # the same before a launch, where each event may open a ga
 class Effects:
     """Carries out actions; holds the facts that no record can: the trainer's lock and its handles."""
 
-    def __init__(self, run: Run, workers: Workers) -> None:
-        self.run, self.workers = run, workers
+    def __init__(self, run: Run) -> None:
+        self.run, self.jobs = run, Jobs(run)
         self.requests = Requests(run)
         self.rollbacks = self.requests.rollbacks
         self.trainer = TrainerControl(run)
-        self.hook = CheckpointHook(run)
         self.watches = Watches(run)
-        self.external = ExternalCheckpoints(run)
         self.lock: Lock | None = None
-        self._proof_began = 0.0
         self._effects: dict[type[do.Action], Callable[[Any], None]] = {
             do.Wait: self._wait,
             do.Pause: self._pause,
@@ -72,11 +61,6 @@ class Effects:
         for action in actions:
             self._effects[type(action)](action)
 
-    @property
-    def jobs(self) -> dict[str, Job]:
-        """The running jobs, by slot."""
-        return self.workers.jobs | self.external.jobs
-
     # Reload
 
     @property
@@ -84,15 +68,9 @@ class Effects:
         """Whether the guard of a launch, if there is one, holds the trainer's lock by itself."""
         return self.trainer.guarded is None or self.trainer.guarded.is_begun
 
-    def stop_workers(self) -> None:
-        """Ends every worker and the hook; their work is begun again where it is needed."""
-        self._stop_mirror()
-        self.hook.stop()
-        self.external.stop()
-        self.workers.stop()
-
     def adopt(self, handover: Handover) -> None:
         """Goes on with the trainer of this process's image before."""
+        self.jobs.adopt(handover.work.get("jobs", {}))  # that an older version does not hand over
         self.trainer.adopt(handover)
         if self.run.state.live is not None:
             note_wants(self.run)  # before consumed.json is written, by which sets leave hot
@@ -111,12 +89,7 @@ class Effects:
         self.run.note_time()
         if phase in (Phase.CLEANING, Phase.HALTED, Phase.FINISHED):
             self._release_lock()
-        if phase is Phase.CLEANING:
-            job = self.workers.jobs.get(MIRROR)
-            if isinstance(job, do.MirrorJob) and job.need != "no":
-                self._stop_mirror()  # proving removes the unfinished files it writes
-            self.external.stop()
-            self.workers.stop()
+        self.jobs.entered(phase)
         if phase is Phase.PROVING:
             self.rollbacks.take_up()
             policies.set_aside(self.run)
@@ -184,7 +157,7 @@ class Effects:
 
     def _make_rollback(self, action: do.MakeRollback) -> None:
         run = self.run
-        self.stop_workers()  # they may read checkpoints, which the rollback moves
+        self.jobs.stop()  # they may read checkpoints, which the rollback moves
         if self.rollbacks.make(action.request):
             run.checkpoints.note_sealed(run.accounts.history())
             run.change(trainer=None, exit=None, is_settled=False)
@@ -212,56 +185,8 @@ class Effects:
     # Jobs
 
     def _start(self, action: do.Start) -> None:
-        self.start(action.job)
+        self.jobs.start(action.job)
         self.run.change(doing=action.doing)
-
-    def start(self, job: do.Job) -> None:
-        """Starts a job's worker; a new job on warm stops the running one."""
-        if isinstance(job, do.ExternalJob):
-            self.external.start(job)
-            return
-        if job.slot == MIRROR:
-            self._stop_mirror()
-        task, ended = ACTIVITIES[job.slot]
-        if isinstance(job, ProveCheckpoint):
-            self._proof_began = time.monotonic()
-        try:
-            self.workers.start(job, task(self.run, job))
-        except Transient as problem:
-            ended(self.run, job, None, str(problem))
-
-    def ended(self, job: do.Job, end: WorkerExit) -> None:
-        """Records the result of a job whose worker has ended."""
-        run = self.run
-        if run.state.phase is not Phase.TRAINING:  # while training, `keep_at` alone sets the interval
-            run.change(keep_at=0.0)
-        if run.mirror is not None:
-            run.mirror.tend_at = 0.0
-        if isinstance(job, ProveCheckpoint):
-            run.timings.proof.observe(time.monotonic() - self._proof_began)
-        reason = "" if end.result is not None else end.reason()
-        ACTIVITIES[job.slot][1](run, job, end.result, reason)
-
-    def _stop_mirror(self) -> None:
-        if self.run.mirror is not None and MIRROR in self.workers.jobs:
-            self.workers.stop_mirror()
-            self.run.mirror.look_at = 0.0  # the stopped job may have finished its work: list the mirror again
-
-    def mirror_beside(self) -> None:
-        """Starts the mirror's next job, unless one runs or none is due."""
-        run, mirror, now = self.run, self.run.mirror, time.monotonic()
-        if mirror is None or run.store.record is None or now < mirror.tend_at:
-            return
-        mirror.tend_at = now + KEEP_S
-        local, history, policy = run.checkpoints.to_mirror(), run.accounts.history(), run.checkpoints.policy
-        mirror.waiting = len(waiting(local, mirror.copies, history, policy))
-        if MIRROR in self.workers.jobs:
-            return
-        if (job := mirror_job(mirror, local, history, policy, now)) is not None:
-            self.start(job)
-        elif mirror.trouble is not None and now >= mirror.retry_at:  # the job that failed is no longer needed
-            run.events.record("mirror_recovered", doing=mirror.trouble_doing)
-            mirror.worked(mirror.trouble_doing)
 
     # The run
 
@@ -269,9 +194,9 @@ class Effects:
         now, waits = time.monotonic(), self.run.state.phase is Phase.WAITING
         # Set first: on a full disk `keep` fails, and must not run again at each message of the trainer.
         self.run.change(keep_at=now + (KEEP_WAITING_S if waits else KEEP_S))
-        for job in keep(self.run, now):
-            if job.slot not in self.jobs:
-                self.start(job)
+        for job in keep(self.run):
+            if self.jobs.is_free(job.kind):
+                self.jobs.start(job)
 
     def _launch(self, _: do.LaunchTrainer) -> None:
         assert self.lock is not None

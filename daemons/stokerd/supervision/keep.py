@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from stoker.config.checks import unusual_tokens
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.plan.positions import Position
-from stoker.supervise.actions import Job, ProveCheckpoint, ProveOrigin, RestoreSave
+from stoker.supervise.actions import Job
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
+from stokerd.supervision.jobs.external import PREPARED
+from stokerd.supervision.jobs.proofs import BEGUN_WITH
 from stokerd.supervision.run import Run
 
 
-def keep(run: Run, now: float) -> Iterator[Job]:
+def keep(run: Run) -> Iterator[Job]:
     """Brings plan, checkpoints and consumed.json up to date; yields the jobs that this needs."""
     if run.state.phase is Phase.WAITING:
-        yield from _prepare_foreign(run) if run.is_foreign else _prepare(run)
+        yield from _prepare(run) if run.kind.follows_plan else _prepare_external(run)
         return
-    if name := run.checkpoints.unproven(run.accounts.history(), now):
-        yield ProveCheckpoint(name)
     run.prune_and_keep()
-    if (trainer := run.state.live) is not None and not run.is_foreign:
+    if (trainer := run.state.live) is not None and run.kind.follows_plan:
         position = trainer.position or run.at.position
         if trainer.step > trainer.launch.resume_step:  # the time before the first step is not training
             run.accounts.moved(position)
@@ -35,7 +35,7 @@ def _prepare(run: Run) -> Iterator[Job]:
 
 def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     """Begins a new run once the start gate is open and the held-out windows are copied."""
-    data, state = run.data, run.state
+    data, state, begun_with = run.data, run.state, BEGUN_WITH.of(run)
     if not state.is_gate_open:
         data.gate = data.start(pin)
         if data.gate.state != "open":
@@ -45,13 +45,13 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     if pin is None:
         data.gate = Gate("closed", "waiting for the dataset's pin")
         return
-    if (init_from := run.pipeline.train.init_from) is not None and state.origin is None:
+    if (init_from := run.pipeline.train.init_from) is not None and begun_with.origin is None:
         data.gate = Gate("closed", f"proving {init_from}, whose parameters the run begins with")
-        yield ProveOrigin(str(init_from))
+        yield Job("origin", str(init_from))
         return
-    job, held = data.need_heldout(pin), state.heldout
+    job, held = data.need_heldout(pin), begun_with.heldout
     if job is None or held is not None:
-        run.store.begin(pin, held if held is not None and held.windows else None, state.origin)
+        run.store.begin(pin, held if held is not None and held.windows else None, begun_with.origin)
         run.planner.belongs_to(run.store.begun.identity.run_id)
         _note_tokens(run, pin.tokenizer.vocab_size)
         yield from _gather(run, pin)
@@ -104,26 +104,26 @@ def note_wants(run: Run) -> None:
     run.planner.note_wants(run.planner.needed(run.at.position, skips, upto=reach), later)
 
 
-def _prepare_foreign(run: Run) -> Iterator[Job]:
+def _prepare_external(run: Run) -> Iterator[Job]:
     """Begins a new run; the trainer reads no plan, so there is no other gate."""
     run.data.gate = None
     if run.store.record is None:
-        yield from _begin_foreign(run)
+        yield from _begin_external(run)
     run.accounts.keep(run.at)
 
 
-def _begin_foreign(run: Run) -> Iterator[Job]:
+def _begin_external(run: Run) -> Iterator[Job]:
     """Begins a new run as soon as the start gate of its dataset is open, or sets the gate that is closed."""
-    foreign, gate = run.pipeline.train.foreign, Gate("open", "the trainer brings its own data")
+    external, gate = run.pipeline.train.external_trainer, Gate("open", "the trainer brings its own data")
     if run.pipeline.has_data:
         gate = run.data.start(run.planner.pin())
     if gate.state != "open":
         run.data.gate = gate
-    elif foreign and foreign.checkpoints and not run.state.is_restored:
+    elif external and external.checkpoints and not PREPARED.of(run).is_restored:
         # Before the record: begun on the checkpoints of another run, it could not be told where to begin.
         run.data.gate = Gate("closed", "looking at the trainer's directory")
-        yield RestoreSave("")
+        yield Job("restore")
     else:
         run.events.record("start_gate_open", message=gate.why)
-        run.store.begin_foreign()
+        run.store.begin_external()
         run.planner.belongs_to(run.store.begun.identity.run_id)

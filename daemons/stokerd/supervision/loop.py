@@ -24,12 +24,10 @@ from stoker.supervise.health.guarded import WORDS
 from stoker.supervise.state import Phase
 from stokerd.common.loop import CHECK_RELOAD
 from stokerd.supervision.effects import Effects
-from stokerd.supervision.jobs.mirror import MIRROR
-from stokerd.supervision.jobs.workers import Workers
+from stokerd.supervision.jobs import gpus
 from stokerd.supervision.observe import observe
 from stokerd.supervision.run import load_run
 from stokerd.supervision.status import Status
-from stokerd.supervision.trainer.gpus import Gpus
 
 WAIT_S = 1.0
 REAP_S = 2.0
@@ -49,8 +47,8 @@ def main(context: DaemonContext) -> int:
 class Supervisor:
     def __init__(self, context: DaemonContext) -> None:
         self.context, self.run = context, load_run(context)
-        self.workers, self.gpus = Workers(context), Gpus(context)
-        self.effects, self.status = Effects(self.run, self.workers), Status(self.run, self.gpus)
+        self.effects, self.status = Effects(self.run), Status(self.run)
+        self.jobs = self.effects.jobs
         self.reload = Reload(context, CHECK_RELOAD, self._work)
         self._reap_at = 0.0
         if context.handover is not None:
@@ -59,12 +57,12 @@ class Supervisor:
     def supervise(self) -> int:
         """Repeats cycles until an exit code is set, and returns it."""
         set_child_subreaper()
-        self.workers.end_leftovers()
+        self.jobs.end_leftovers()
         self.context.ready("taking up the run")
         while True:
             wait_s = self._cycle()
             self.run.note_time()
-            self.status.show(self.workers.jobs.get(MIRROR))
+            self.status.show()
             if (code := self.run.state.exit_code) is not None:
                 return code
             checked, is_stopping = self.reload.look(), self.context.stopping
@@ -86,9 +84,8 @@ class Supervisor:
     def _begin_again(self, checked: Mapping[str, Any]) -> None:
         """Becomes the code and the configuration of now under a running trainer; its workers end before."""
         try:
-            self.effects.stop_workers()
-            self.workers.end_leftovers()  # raises Transient where the kernel keeps one
-            self.gpus.close()
+            self.jobs.stop()
+            self.jobs.end_leftovers()  # raises Transient where the kernel keeps one
             self.run.goodput.keep()
             self.context.hand_over(self._work(), self.effects.trainer.descriptors, checked)
         except (OSError, Transient) as problem:
@@ -97,7 +94,8 @@ class Supervisor:
     def _work(self) -> dict[str, Any]:
         """Returns what this process's next image needs to go on."""
         trainer = self.effects.trainer.handed_over()
-        return {"run": self.run.handed_over(), "trainer": trainer, "shown": self.status.last}
+        jobs, run = self.jobs.handed_over(), self.run.handed_over()
+        return {"run": run, "jobs": jobs, "trainer": trainer, "shown": self.status.last}
 
     def _adopt(self, handover: Handover) -> None:
         """Goes on from where this process's image before has begun again."""
@@ -108,19 +106,14 @@ class Supervisor:
     def _cycle(self) -> float:
         """Takes in messages and results, and acts on them; returns the longest time to wait, in seconds."""
         try:
-            for job, end in self.workers.ended():
-                self.effects.ended(job, end)
-            self._reap()
             trainers_end = self.effects.trainer.hear()
-            xids = self.gpus.look(self.run.state.live)
-            self.effects.trainer.note_cards(xids, self.gpus.cards.others_share())
+            self.jobs.hear()  # after it: what the cards told before its end is evidence
+            self._reap()
             if trainers_end is not None:
-                self.status.show(self.workers.jobs.get(MIRROR))  # with the trainer's last words
-            self.effects.watches.look(self.gpus.cards)
-            self.effects.external.look(self.effects.trainer.take_told())
+                self.status.show()  # with the trainer's last words
+            self.effects.watches.look(gpus.STATE.of(self.run).cards)
             self.effects.requests.look()
-            self.effects.mirror_beside()
-            self.effects.hook.look()
+            self.jobs.start_due()
             return self._advance(trainers_end)
         except StorageError as problem:
             return self._storage_trouble(problem)
@@ -129,8 +122,7 @@ class Supervisor:
         now = time.monotonic()
         if now >= self._reap_at:
             self._reap_at = now + REAP_S
-            beside = self.gpus.pids | self.reload.pids | self.effects.hook.pids | self.effects.external.pids
-            reap_strays(self.workers.pids | self.effects.trainer.pids | beside)
+            reap_strays(self.jobs.pids | self.effects.trainer.pids | self.reload.pids)
 
     def _advance(self, end: GuardedEnd | None) -> float:
         """Decides and acts until the decision is to wait; returns for how many seconds."""
@@ -155,7 +147,6 @@ class Supervisor:
     def close(self) -> None:
         """Ends the processes of this supervisor: workers at once, a trainer after it has saved."""
         self.effects.trainer.close()
-        self.effects.stop_workers()
+        self.jobs.stop()
         self.run.note_time()
         self.run.goodput.keep()
-        self.gpus.close()

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.retention import counts
-from stoker.supervise.actions import ProveCheckpoint
-from stoker.supervise.decide import mirror_job
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.run.record import BY_TRAINER
 from stoker.supervise.seen import Seen
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
 from stokerd.supervision.effects import Effects
-from stokerd.supervision.jobs.mirror import MIRROR
 from stokerd.supervision.run import Run
 
 
 def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
     """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
-    record, jobs = run.store.record, effects.jobs
+    record = run.store.record
     seen = Seen(
+        kind=run.kind,
         is_stopping=run.context.stopping,
         is_once=run.context.once,
         until=run.context.until,
-        jobs=jobs,
+        jobs=tuple(run.jobs.values()),
         fruitless=record.fruitless if record else 0,
         best_step=record.best_step if record else 0,
         held=record.held if record else "",
@@ -40,18 +37,18 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
         case Phase.CLEANING:
             return replace(seen, left=effects.leftovers())
         case Phase.PROVING:
-            if (external := effects.external.due()) is not None:
-                return replace(seen, external=external)
+            if (awaited := effects.jobs.awaited()) is not None:
+                return replace(seen, awaited=awaited)
             if (rollback := effects.rollbacks.next()) is not None:
                 return replace(seen, rollback=rollback, look="no" if run.mirror is None else "try")
             return _proving(run, seen)
         case Phase.WAITING:
-            external = effects.external.due()
-            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, external=external)
+            awaited = effects.jobs.awaited()
+            return replace(seen, over=run.accounts.over(run.at), gate=run.data.gate, awaited=awaited)
         case Phase.FINISHED if record is not None and record.state != "finished":
             return replace(seen, goes_on=True)
         case Phase.FINISHED if not run.state.is_at_rest:
-            return replace(seen, is_settled=_is_settled(run, seen) and not effects.hook.is_busy)
+            return replace(seen, awaited=effects.jobs.awaited())
         case _:
             return seen
 
@@ -61,7 +58,7 @@ def _proving(run: Run, seen: Seen) -> Seen:
     history = run.accounts.history()
     if run.state.is_settled:
         exit_, over = run.state.exit, run.accounts.over(run.at)
-        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.is_foreign:
+        if exit_ is not None and exit_.kind is ExitClass.FINISHED and run.kind.ends_run:
             over = over or BY_TRAINER
         return replace(seen, over=over, facts=policies.facts(run) if exit_ is not None else seen.facts)
     name, has_rejected = run.checkpoints.newest_candidate(history), "invalid" in run.state.proofs.values()
@@ -78,14 +75,3 @@ def _proving(run: Run, seen: Seen) -> Seen:
     look = run.mirror.to_look(step, history, has_rejected=has_rejected)
     newer = fallback(run.mirror.copies, history, -1 if step is None else step)
     return replace(seen, look=look, newer=policies.newest_usable(run, newer))
-
-
-def _is_settled(run: Run, seen: Seen) -> bool:
-    """Returns whether every checkpoint is proven, and mirrored as far as the policy asks."""
-    now, history, mirror = time.monotonic(), run.accounts.history(), run.mirror
-    if ProveCheckpoint.slot in seen.jobs or run.checkpoints.unproven(history, now):
-        return False
-    if mirror is None or run.store.record is None or mirror.trouble is not None:
-        return True
-    local, policy = run.checkpoints.to_mirror(), run.checkpoints.policy
-    return MIRROR not in seen.jobs and mirror_job(mirror, local, history, policy, now) is None

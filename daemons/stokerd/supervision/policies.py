@@ -25,7 +25,7 @@ def facts(run: Run) -> Facts:
     found = candidates(find_checkpoints(run.layout.checkpoints), run.accounts.history())
     steps = tuple(one.step for one in found)
     spikes = skipped(timelines, SPIKE)
-    tells_steps = run.is_foreign and any("step" in row for row in read_tail(run.layout.metrics))
+    tells_steps = not run.kind.follows_plan and any("step" in row for row in read_tail(run.layout.metrics))
     return Facts(timelines.current, Tried(**tried), skipped(timelines), steps, spikes, tells_steps)
 
 
@@ -38,7 +38,7 @@ def newest_usable(run: Run, copies: Iterable[Mirrored]) -> Mirrored | None:
 
 def halt(run: Run, reason: str, kind: str = "", **changes: Any) -> None:
     """Halts the run, in one write with other changes of its record."""
-    about = remedy(ExitClass(kind) if kind else None, is_foreign=run.is_foreign)
+    about = remedy(ExitClass(kind) if kind else None, run.kind.remedies)
     run.store.change(**changes, **run.store.halted(reason, kind, about))
     words = {"class": kind, "remedy": about, "step": run.at.step}
     run.events.record("run_halted", message=reason, **words)
@@ -49,7 +49,7 @@ def answer(run: Run, action: AnswerEnd) -> None:
     response, begun = action.response, run.store.begun
     changes: dict[str, Any] = {"fruitless": action.fruitless, "best_step": action.best_step}
     changes["tried"] = asdict(response.tried)
-    if run.is_foreign and action.kind == ExitClass.FINISHED:
+    if run.kind.ends_run and action.kind == ExitClass.FINISHED:
         changes |= run.store.by_trainer()
     if response.micro_batch is not None:
         changes |= {"micro_batch": response.micro_batch, "micro_batch_of": run.pipeline.train.micro_batch}

@@ -16,11 +16,14 @@ from stoker.kit.metrics import SAVE_BUCKETS, STEP_BUCKETS, Metrics
 from stoker.store.errors import UsageError
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
+from stoker.supervise.actions import Job
+from stoker.supervise.health.trainer_protocol import Told
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
 from stoker.supervise.run.horizon import milestones
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.state import Phase, RunState, read_state
+from stoker.supervise.trainer_kind import BUILT_IN, TrainerKind, kind_of
 from stokerd.supervision.books.accounts import Accounts
 from stokerd.supervision.books.data import DataReadiness
 from stokerd.supervision.books.goodput import GoodputBooks
@@ -33,12 +36,13 @@ class Counted:
 
     restarts: Counter[str] = field(default_factory=Counter)
     hooks: Counter[str] = field(default_factory=Counter)  # ended commands of train.on_checkpoint, by result
+    ends: Counter[str] = field(default_factory=Counter)  # of workers, by kind of job and how
     mirror_failures: int = 0
     quarantined: int = 0
     trained_tokens: int = 0
     nonfinite: int = 0
     unsaved: tuple[int, int, str] = (0, -1, "")  # timeline and step where a checkpoint failed last, and why
-    saves_refused: int = 0  # the newest ones of a trainer of the user's own, in a row
+    saves_refused: int = 0  # the newest ones of an external trainer, in a row
     save_refused: str = ""  # the path of the last of them, and why
     last_step_at: float | None = None  # Unix time
 
@@ -73,6 +77,10 @@ class Run:
     timings: Timings
     goodput: GoodputBooks
     counted: Counted = field(default_factory=Counted)
+    jobs: dict[str, Job] = field(default_factory=dict)  # running, by slot
+    slices: dict[str, Any] = field(default_factory=dict)  # the jobs' own state, by name
+    kind: TrainerKind = BUILT_IN
+    told: list[Told] = field(default_factory=list)  # checkpoints that the trainer told of, for their job
 
     def change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -84,11 +92,6 @@ class Run:
     @property
     def pipeline(self) -> Pipeline:
         return self.context.pipeline
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether its trainer is the user's own, reads no plan and seals nothing."""
-        return self.pipeline.train.foreign is not None
 
     @property
     def events(self) -> Events:
@@ -124,9 +127,12 @@ class Run:
     def adopt(self, body: Mapping[str, Any]) -> None:
         """Goes on from what this process's image before has `handed_over`."""
         self.state = read_state(body["state"])
+        if (trainer := self.state.trainer) is not None:  # an older version hands it over by another name
+            launch = replace(trainer.launch, reads_output=not self.kind.follows_plan)
+            self.change(trainer=replace(trainer, launch=launch))
         self.checkpoints.adopt(body["checkpoints"])
         counted = body["counted"]
-        counters = {name: Counter(counted.get(name, {})) for name in ("restarts", "hooks")}
+        counters = {name: Counter(counted.get(name, {})) for name in ("restarts", "hooks", "ends")}
         self.counted = Counted(**{**counted, **counters})
         self.keep_milestones()
 
@@ -149,8 +155,8 @@ class Run:
 
 def load_run(context: DaemonContext) -> Run:
     """Returns the run that is on disk; for a new run creates its directories and an empty plan."""
-    pipeline = context.pipeline
-    if context.until is not None and pipeline.train.foreign is not None:
+    pipeline, kind = context.pipeline, kind_of(context.pipeline)
+    if context.until is not None and not kind.follows_plan:
         raise UsageError("a trainer of your own is not told where to stop: leave --until out")
     layout = pipeline.layout.run(pipeline.train.run)
     layout.create()
@@ -165,7 +171,7 @@ def load_run(context: DaemonContext) -> Run:
         context.events.record("run_resumed", message="the pipeline file has changed", was="finished")
     run_id = store.record.identity.run_id if store.record else None
     planner = Planner(pipeline.layout, pipeline.dataset.name, layout.plan, run_id)
-    accounts = Accounts(context, store, planner)
+    accounts = Accounts(context, kind, store, planner)
     is_mirrored = pipeline.warm_layout is not None and pipeline.train.checkpoint.mirror
     return Run(
         context,
@@ -174,9 +180,10 @@ def load_run(context: DaemonContext) -> Run:
         Checkpoints(pipeline),
         MirrorState(layout.mirror, pipeline.layout.quarantine) if is_mirrored else None,
         accounts,
-        DataReadiness(pipeline, context.events, planner),
+        DataReadiness(pipeline, context.events, planner, kind.gate_wants(pipeline)),
         Timings(context.metrics),
         GoodputBooks(
             layout, pipeline.layout.quarantine, context.events, is_reloaded=context.handover is not None
         ),
+        kind=kind,
     )

@@ -51,7 +51,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         for name in ("step", "tokens", "loss", "val_loss", "position"):
             if said[name] is None:
                 said[name] = known_step(newest.body) if name == "step" else newest.body.get(name)
-    has_plan = not run.is_foreign
+    has_plan = run.kind.follows_plan
     timeline, failed_step, why_unsaved = run.counted.unsaved
     is_unsaved = timeline == accounts.timeline and failed_step > (newest.step if newest else -1)
     trouble = f"the checkpoint at step {failed_step} failed: {why_unsaved}" if is_unsaved else None

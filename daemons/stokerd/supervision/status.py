@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from stoker.kit.metrics import Figure
+from stoker.kit.workers.parent import Bound
 from stoker.observe.processes import GUARD, process_figures
 from stoker.store.errors import StokerError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
-from stoker.supervise.actions import CopyToMirror, Job
 from stoker.supervise.health.exits import ExitClass
 from stoker.supervise.health.liveness import limit_s
 from stoker.supervise.health.loss_watch import KINDS
@@ -22,14 +22,17 @@ from stoker.supervise.run.progress import waiting_words
 from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
 from stokerd.common.observer import Observer
+from stokerd.supervision.jobs import ACTIVITIES
+from stokerd.supervision.jobs.gpus import GPU_FIGURES, STATE
 from stokerd.supervision.jobs.hook import RESULTS
 from stokerd.supervision.run import Run
 from stokerd.supervision.snapshot import run_progress, snapshot, status_text
-from stokerd.supervision.trainer.gpus import GPU_FIGURES, Gpus
 
 PROGRESS_EVERY_S = 3600.0  # between two run_progress events
 AUDIT_EVERY_S = 60.0  # between two looks at the record of the last audit
-STATE = {"state": get_args(RunState)}
+RUN_STATE = {"state": get_args(RunState)}
+WORKER = {"activity": tuple(ACTIVITIES)}
+ENDS = ("finished", "failed", "killed", *get_args(Bound))
 PHASE = {"phase": tuple(Phase)}
 TRAINER_PHASE = {"phase": tuple(sorted(PHASES))}
 FIGURES = (
@@ -94,7 +97,7 @@ FIGURES = (
         {"bucket": BUCKETS},
     ),
     Figure("train_goodput_ratio", "Share of time in steps that a proven checkpoint holds.", "goodput.ratio"),
-    Figure("train_state", "1 for the state the run is in.", "figures.state.*", STATE),
+    Figure("train_state", "1 for the state the run is in.", "figures.state.*", RUN_STATE),
     Figure("train_phase", "1 for what the supervisor does.", "figures.phase.*", PHASE),
     Figure("train_timeline", "The run's timeline.", "timeline"),
     Figure("train_rollbacks_total", "Rollbacks of the run: each begins a timeline.", "timeline"),
@@ -139,6 +142,8 @@ FIGURES = (
     Figure("config_stop_time_seconds", "Seconds that a trainer may take to save.", "figures.config.stop_s"),
     Figure("config_hold_seconds", "Seconds that the plan waits for a file.", "figures.config.hold_s"),
     Figure("config_no_progress_launches", "Fruitless launches that halt the run.", "figures.config.launches"),
+    Figure("train_workers", "Workers at work.", "figures.workers.*", WORKER),
+    Figure("train_worker_ends_total", "Ends of workers.", "figures.ends.*.*", {**WORKER, "class": ENDS}),
     *GPU_FIGURES,
     *process_figures(TRAIN_SUPERVISOR),
 )
@@ -147,8 +152,8 @@ FIGURES = (
 class Status:
     """Shows the run once a cycle, and notes a wait for data."""
 
-    def __init__(self, run: Run, gpus: Gpus) -> None:
-        self._run, self._gpus, self._observer = run, gpus, Observer(run.context)
+    def __init__(self, run: Run) -> None:
+        self._run, self._observer = run, Observer(run.context)
         self._report_at = time.monotonic() + PROGRESS_EVERY_S
         self.last: tuple[str | None, int] = (None, 0)  # the launch shown last, and its tokens
         # Counters that may begin above 0: no sample may have 0 before.
@@ -157,7 +162,7 @@ class Status:
         self._audit: Mapping[str, float] = {}
         self._audit_at = 0.0
 
-    def show(self, mirror_job: Job | None) -> None:
+    def show(self) -> None:
         """Writes status, metrics and heartbeat; measures a wait for data."""
         run, state, live, now = self._run, self._run.state, self._run.state.live, time.monotonic()
         is_held = run.store.record is not None and bool(run.store.record.held)
@@ -172,7 +177,8 @@ class Status:
         wait = run.accounts.wait
         if wait.note(doing if waits else "", now):
             run.events.record("data_wait", waiting_for=wait.what, since=wait.since)
-        copying = mirror_job.copy.step if isinstance(mirror_job, CopyToMirror) else None
+        job = run.jobs.get("warm")
+        copying = job.subject.step if job is not None and job.kind == "copy" else None
         shown = snapshot(run, doing, is_ending=is_ending, copying=copying)
         self._count_tokens(shown["launch"], shown["tokens"] or 0)
         if now >= self._report_at and (fields := run_progress(shown)):
@@ -183,7 +189,8 @@ class Status:
             self._audit = read_audit(run.pipeline.layout.audit, self._audit)
         more: dict[str, Any] = {
             "figures": figures(run, shown) | {"audit": self._audit},
-            "gpus": self._gpus.shown(),
+            "gpus": STATE.of(run).shown(),
+            "workers": {job.kind: 1 for job in run.jobs.values()},
         }
         more |= {"goodput": run.goodput.shown(), "proven": run.checkpoints.proven_names}
         guards = {live.guard.pid: GUARD} if live is not None else {}
@@ -205,10 +212,12 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **vars(run.counted),
         "restarts": dict(run.counted.restarts),
+        "workers": {kind: kind in {job.kind for job in run.jobs.values()} for kind in ACTIVITIES},
+        "ends": {kind: {how: run.counted.ends[f"{kind} {how}"] for how in ENDS} for kind in ACTIVITIES},
         "tokens": shown["tokens"] or 0,
         "tokens_per_s": shown["tokens_per_s"] or 0,
         "alloc_retries": shown["alloc_retries"] or 0,
-        "state": {state: shown["run_state"] == state for state in STATE["state"]},
+        "state": {state: shown["run_state"] == state for state in RUN_STATE["state"]},
         "phase": {phase: run.state.phase == phase for phase in PHASE["phase"]},
         "trainer_phase": {phase: shown["phase"] == phase for phase in TRAINER_PHASE["phase"]},
         "halted": shown["halted"] is not None,
@@ -223,7 +232,7 @@ def figures(run: Run, shown: Mapping[str, Any]) -> dict[str, Any]:
         "has_mirror": run.mirror is not None,
         "mirror_up": run.mirror and run.mirror.trouble is None,
         "config": {
-            "every_s": train.checkpoint.every if not run.is_foreign else None,  # it alone knows
+            "every_s": train.checkpoint.every if run.kind.follows_plan else None,  # it alone knows
             "hang_s": limit_s(supervise, shown["phase"] or "train"),
             "stop_s": supervise.stop_time,
             "hold_s": run.pipeline.plan.hold,

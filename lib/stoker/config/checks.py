@@ -14,7 +14,7 @@ from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
 from stoker.config.places import overlaps, places
 from stoker.config.schema import Evict, Pipeline, Source
-from stoker.config.schema_train import Train
+from stoker.config.schema_train import External, Train
 from stoker.config.units import format_bytes, format_count, write_count
 
 
@@ -77,8 +77,8 @@ def notes(pipeline: Pipeline, horizon: int | None = None) -> list[Fault]:
     `horizon` is the run's last step, which the file alone does not tell where a run by tokens has begun.
     """
     checkpoint, limit = pipeline.train.checkpoint, pipeline.dataset.limit
-    if pipeline.train.foreign is not None:
-        return _foreign_notes(pipeline)
+    if (external := pipeline.train.external_trainer) is not None:
+        return _external_notes(external)
     far = unusual_tokens(pipeline.train, vocabulary(pipeline)) if pipeline.tokenizer.train else ""
     warmup, horizon = pipeline.train.schedule.warmup_steps, horizon or pipeline.train.horizon
     too_long = "" if pipeline.train.steps else _too_long(pipeline.train, horizon)
@@ -105,13 +105,12 @@ def notes(pipeline: Pipeline, horizon: int | None = None) -> list[Fault]:
     )
 
 
-def _foreign_notes(pipeline: Pipeline) -> list[Fault]:
-    foreign = pipeline.train.foreign
+def _external_notes(external: External) -> list[Fault]:
     told = (
         "without a glob only those checkpoints are sealed that the trainer tells by the client "
         "(stoker client); with none, each launch begins at the beginning"
     )
-    return _broken([(foreign and not foreign.checkpoints, "train.external", told)])
+    return _broken([(not external.checkpoints, "train.external", told)])
 
 
 def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
@@ -179,12 +178,12 @@ def _places(pipeline: Pipeline) -> Iterator[Rule]:
 
 def _source(source: Source) -> Iterator[Rule]:
     needed, means = _SOURCE_KEYS[source.kind]
-    foreign = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
-    foreign |= _HUB_ALONE if source.kind != "hub" else set()
-    has_foreign = {key for key in foreign if getattr(source, key) != Source.model_fields[key].default}
+    others = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
+    others |= _HUB_ALONE if source.kind != "hub" else set()
+    has_others = {key for key in others if getattr(source, key) != Source.model_fields[key].default}
     faults = {
         needed: "" if getattr(source, needed) else f"is required for kind: {source.kind}; {means}",
-        **dict.fromkeys(sorted(has_foreign), f"means nothing for kind: {source.kind}; remove it"),
+        **dict.fromkeys(sorted(has_others), f"means nothing for kind: {source.kind}; remove it"),
     }
     if source.follow and source.kind != "hub":
         faults["follow"] = "new_commits means something for kind: hub only; remove it"
@@ -227,7 +226,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     train, model, backoff = pipeline.train, pipeline.train.model, pipeline.supervise.backoff
     steps, tokens, batch = train.steps, train.tokens, train.seq_len * train.global_batch
     no_end = "is required; write how many steps the run takes (or train.tokens)"
-    yield train.foreign is None and steps is None and tokens is None, "train.steps", no_end
+    yield train.follows_plan and steps is None and tokens is None, "train.steps", no_end
     two_ends = "steps and tokens exclude each other; keep one of the two"
     yield steps is not None and tokens is not None, "train.tokens", two_ends
     too_few = f"{tokens} tokens do not fill one batch of {batch}; raise it"
@@ -245,7 +244,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     every, every_steps = train.checkpoint.every, train.checkpoint.every_steps
     off = "every and every_steps are both off; set one of the two"
     yield every is None and every_steps is None, "train.checkpoint.every", off
-    planless = pipeline.train.foreign is not None and pipeline.supervise.on_spike == "rollback"
+    planless = not train.follows_plan and pipeline.supervise.on_spike == "rollback"
     yield planless, "supervise.on_spike", NO_PLAN
     yield backoff.most < backoff.first, "supervise.backoff.most", "is shorter than first; raise it"
     heads = f"{model.heads} does not divide width {model.width}; change one of the two"
@@ -277,7 +276,7 @@ def _words(train: Train) -> tuple[str, ...]:
 
 
 def _external(pipeline: Pipeline) -> Iterator[Rule]:
-    """Yields the rules of a trainer of the user's own."""
+    """Yields the rules of an external trainer."""
     train, external = pipeline.train, pipeline.train.external
     yield train.command == (), "train.command", "has no words; write a program and its arguments, or null"
     alone = "is about a trainer of your own, and train.command names none; name it there, or remove this"
@@ -286,15 +285,15 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
         for key in ("step", "checkpoints", "quiet", "resume"):
             of_client = "means nothing for protocol: full, by which the trainer tells it; remove it"
             yield key in external.model_fields_set, f"train.external.{key}", of_client
-    if (foreign := train.foreign) is None:
+    if (external := train.external_trainer) is None:
         return
-    if foreign.step not in (None, "auto"):
-        fault = _expression_fault(foreign.step)
+    if external.step not in (None, "auto"):
+        fault = _expression_fault(external.step)
         yield fault, "train.external.step", fault
-    if foreign.checkpoints is not None:
-        fault = _glob_fault(foreign.checkpoints)
+    if external.checkpoints is not None:
+        fault = _glob_fault(external.checkpoints)
         yield fault, "train.external.checkpoints", fault
-    for word in foreign.resume:
+    for word in external.resume:
         unknown = set(re.findall(r"\{([^{}]*)\}", word)) - {"path", "step"}
         text = f"{{{', '.join(sorted(unknown))}}} is unknown; {{path}} and {{step}} are filled in"
         yield unknown, "train.external.resume", text

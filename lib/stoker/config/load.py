@@ -31,7 +31,7 @@ def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.
     try:
         document = read_document(file)
         apply_overrides(document, environ)
-        _settle_foreign(document)
+        _settle_external(document)
         _resolve_model(document)
     except Unreadable as error:
         raise ConfigError(str(error)) from error
@@ -68,8 +68,8 @@ def deploy_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "deploy"
 
 
-def _settle_foreign(document: Document) -> None:
-    """Lets the data be left out where the trainer is the user's own; names the keys that it does not hear of.
+def _settle_external(document: Document) -> None:
+    """Lets the data be left out where the trainer is external; names the keys that it does not hear of.
 
     Such a pipeline has NO_DATASET. Its hot is never made.
     """

@@ -136,7 +136,7 @@ class External(Section):
     resume: Words = ()  # added to the command at a resume, with {path} and {step} filled in
 
 
-# Keys of the built-in trainer; a trainer of the user's own decides by itself.
+# Keys of the built-in trainer; an external one decides by itself.
 OF_BUILT_IN = (
     *("train.seed", "train.tokens", "train.model", "train.seq_len", "train.global_batch"),
     *("train.micro_batch", "train.precision", "train.deterministic", "train.compile", "train.recompute"),
@@ -173,10 +173,15 @@ class Train(Section):
     on_checkpoint_limit: PositiveSeconds = 3600.0  # then it is ended
 
     @property
-    def foreign(self) -> External | None:
+    def external_trainer(self) -> External | None:
         """How a trainer is supervised that reads no plan and seals nothing; None for one that does."""
         external = self.external or External()
         return external if self.command is not None and external.protocol == "client" else None
+
+    @property
+    def follows_plan(self) -> bool:
+        """Whether the trainer reads Stoker's plan and seals its checkpoints."""
+        return self.external_trainer is None
 
     @property
     def hook(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ def effective_yaml(pipeline: Pipeline) -> str:
     shown["plan"]["epochs"] = shown["plan"]["epochs"] or "unlimited"
     # A tokenizer is either trained or given: the other key as null would look like a contradiction.
     shown["tokenizer"] = {name: value for name, value in shown["tokenizer"].items() if value is not None}
-    if pipeline.train.foreign is not None:
+    if not pipeline.train.follows_plan:
         _leave_out(shown, *OF_BUILT_IN)
     if not pipeline.has_data:
         _leave_out(shown, *OF_DATA)

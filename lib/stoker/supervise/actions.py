@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
-from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.process import ProcessId
 from stoker.supervise.health.exits import Exit
 from stoker.supervise.mirror.inventory import Look
@@ -14,110 +12,17 @@ from stoker.supervise.policy import Response
 from stoker.supervise.state import Phase
 
 
+@dataclass(frozen=True)
 class Job:
-    """Work for a worker; at most one job of a `slot` runs at a time.
+    """Work for a worker: its kind, a row of the daemon's table, and what it is about.
 
-    A worker that makes no progress for `silent_s` seconds hangs in a dead mount; the supervisor kills it.
+    A launch or a rollback waits for the end of a job on the mirror, unless `need` is "no". Where that fails,
+    the launch continues without it ("try") or waits until it succeeds ("wait").
     """
 
-    slot: ClassVar[str]
-    module: ClassVar[str]  # of the worker
-    kind: ClassVar[str] = "prove"
-    silent_s: ClassVar[float] = 300.0
-
-
-@dataclass(frozen=True)
-class ProveCheckpoint(Job):
-    slot, module = "checkpoint", "stoker.checkpoints.proof_worker"
-    name: str
-
-
-@dataclass(frozen=True)
-class ProveOrigin(Job):
-    """Proves the checkpoint whose parameters a new run begins with."""
-
-    slot, module = "origin", "stoker.checkpoints.proof_worker"
-    path: str
-
-
-@dataclass(frozen=True)
-class ProveSets(Job):
-    slot, module = "sets", "stoker.shards.format.proof_worker"
-    sets: Mapping[str, str]  # key -> sha256 of the manifest
-
-
-@dataclass(frozen=True)
-class CopyHeldout(Job):
-    """Copies the held-out windows out of these sets, once for the whole run."""
-
-    slot, module, kind = "heldout", "stoker.plan.heldout_worker", "hold out"
-    sets: Mapping[str, str]
-    vocab_size: int
-
-
-class ExternalJob(Job):
-    """A job in the directories of a trainer of the user's own, which may hang."""
-
-    slot, module = "external", "stoker.checkpoints.external.worker"
-    silent_s = 120.0
-
-
-@dataclass(frozen=True)
-class WatchSaves(ExternalJob):
-    """Seals what the running trainer saves, until it is stopped."""
-
-    kind = "watch"
-
-
-@dataclass(frozen=True)
-class SealSaves(ExternalJob):
-    """Seals what an ended trainer has left, or `origin`, the path that a new run begins with."""
-
-    kind = "look"
-    origin: str | None = None
-
-
-@dataclass(frozen=True)
-class RestoreSave(ExternalJob):
-    """Makes the trainer's path hold the checkpoint of this name; "": the run's beginning, without one."""
-
-    kind = "restore"
-    name: str
-
-
-@dataclass(frozen=True)
-class MirrorJob(Job):
-    """A job on warm. A launch or a rollback waits for its end, unless `need` is "no".
-
-    Where the job fails, the launch continues without it ("try") or waits until it succeeds ("wait").
-    """
-
-    slot, module = "mirror", "stoker.checkpoints.mirror.mirror_worker"
-    silent_s = 120.0  # a worker copies 64 MB at a time with fsync; any usable disk is faster
-    need: Look = field(default="no", kw_only=True)
-
-
-class ListMirror(MirrorJob):
-    kind = "list"
-    silent_s = 30.0  # a launch waits for it
-
-
-@dataclass(frozen=True)
-class CopyToMirror(MirrorJob):
-    kind = "copy"
-    copy: Mirrored
-
-
-@dataclass(frozen=True)
-class PruneMirror(MirrorJob):
-    kind = "prune"
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FetchCopy(MirrorJob):
-    kind = "fetch"
-    copy: Mirrored
+    kind: str
+    subject: Any = ""
+    need: Look = "no"
 
 
 @dataclass(frozen=True)

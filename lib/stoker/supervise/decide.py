@@ -67,8 +67,8 @@ def _cleaning(run: RunState, left: do.Leftovers | None, policy: Supervise, now: 
 
 
 def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
-    if seen.external is not None:
-        return _start(seen, seen.external, "looking for checkpoints that the trainer has left")
+    if seen.awaited is not None:
+        return _start(seen, seen.awaited, "looking for checkpoints that the trainer has left")
     if seen.rollback is not None:
         return _rolling_back(run, seen, seen.rollback)
     if not run.is_settled:
@@ -82,11 +82,11 @@ def _rolling_back(run: RunState, seen: Seen, asked: AskedRollback) -> Actions:
     if not asked.target or asked.target in run.proofs or run.look == "failed":
         return (do.MakeRollback(asked.request),)
     if asked.is_here:
-        return _start(seen, do.ProveCheckpoint(asked.target), doing)
+        return _start(seen, do.Job("checkpoint", asked.target), doing)
     if seen.look != "no" and not run.look:
-        return _start(seen, do.ListMirror(need="try"), doing)
+        return _start(seen, do.Job("list", need="try"), doing)
     if asked.copy is not None:
-        return _start(seen, do.FetchCopy(asked.copy, need="try"), doing)
+        return _start(seen, do.Job("fetch", asked.copy, need="try"), doing)
     return (do.MakeRollback(asked.request),)
 
 
@@ -98,13 +98,13 @@ def _selecting(run: RunState, seen: Seen) -> Actions:
     name = seen.candidate
     verdict = run.proofs.get(name, "")
     if name and not verdict:
-        return _start(seen, do.ProveCheckpoint(name), f"proving checkpoint {name}")
+        return _start(seen, do.Job("checkpoint", name), f"proving checkpoint {name}")
     if verdict == "unreadable":
         return (do.Pause(READ_AGAIN_S, f"checkpoint {name} cannot be read now; trying"),)
     if seen.look != "no" and not run.look:
-        return _start(seen, do.ListMirror(need=seen.look), "looking at the mirror of the checkpoints")
+        return _start(seen, do.Job("list", need=seen.look), "looking at the mirror of the checkpoints")
     if seen.newer is not None and run.look != "failed":
-        fetch = do.FetchCopy(seen.newer, need="wait")
+        fetch = do.Job("fetch", seen.newer, need="wait")
         return _start(seen, fetch, f"fetching checkpoint {seen.newer.name} from the mirror")
     if not seen.is_on_history:
         return (do.Enter(Phase.CLEANING),)  # its proof shows that it is past a fork: proving moves it away
@@ -114,11 +114,8 @@ def _selecting(run: RunState, seen: Seen) -> Actions:
 
 
 def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
-    """Starts a job unless it runs; a job on the mirror replaces the running one."""
-    running = seen.jobs.get(job.slot)
-    if running is None or (job.slot == "mirror" and running != job):
-        return (do.Start(job, doing), do.Wait(doing))
-    return (do.Wait(doing),)
+    """Starts a job unless it runs; it replaces another one of its slot."""
+    return (do.Wait(doing),) if job in seen.jobs else (do.Start(job, doing), do.Wait(doing))
 
 
 def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
@@ -146,9 +143,9 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
         launch.resume_step,
         seen.step,
         fruitless,
-        has_plan=not launch.is_foreign,
+        has_plan=seen.kind.follows_plan,
         # One beyond the newest checkpoint shows it, too.
-        tells_steps=not launch.is_foreign or seen.facts.tells_steps or best > seen.step,
+        tells_steps=seen.kind.follows_plan or seen.facts.tells_steps or best > seen.step,
     )
     response = respond(case, policy)
     answer = replace(answer, response=response)
@@ -179,8 +176,8 @@ def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Action
         if seen.gate.state == "hopeless":
             return (do.End(DataError.exit_code, seen.gate.why),)
         return (do.Wait(seen.gate.why),)
-    if seen.external is not None:
-        return _start(seen, seen.external, "preparing the trainer's directory")
+    if seen.awaited is not None:
+        return _start(seen, seen.awaited, "preparing the trainer's directory")
     return (do.LaunchTrainer(),)
 
 
@@ -199,7 +196,7 @@ def _finished(run: RunState, seen: Seen, now: float) -> Actions:
         return (do.End(0),) if seen.is_once else (do.Wait(run.doing),)
     if now >= run.keep_at:
         return (do.KeepBooks(),)
-    return (do.Rest(),) if seen.is_settled else (do.Wait(run.doing),)
+    return (do.Rest(),) if seen.awaited is None else (do.Wait(run.doing),)
 
 
 def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
@@ -214,7 +211,7 @@ def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actio
             trainer.evidence,
             is_asked=is_asked,
             is_hung=trainer.is_hung,
-            is_foreign=trainer.launch.is_foreign,
+            meaning=seen.kind.exit_meaning,
             last_words=trainer.view.error,
         )
         following: do.Action = do.End(0) if seen.is_stopping else do.Enter(Phase.CLEANING)
@@ -248,7 +245,7 @@ def health(trainer: Trainer, policy: Supervise, now: float) -> Actions:
 
 def mirror_job(
     mirror: MirrorState, local: Collection[Mirrored], history: History, policy: RetentionPolicy, now: float
-) -> do.MirrorJob | None:
+) -> do.Job | None:
     """Returns the mirror's next job that no launch waits for: a listing, a copy (newest first) or pruning.
 
     None where no job is due; `local` are the copies that the checkpoints proven here would make.
@@ -256,10 +253,10 @@ def mirror_job(
     if now < mirror.retry_at:
         return None
     if now >= mirror.look_at:
-        return do.ListMirror()
+        return do.Job("list")
     if queue := waiting(local, mirror.copies, history, policy):
-        return do.CopyToMirror(queue[0])
+        return do.Job("copy", queue[0])
     if now < mirror.prune_at:
         return None
     names = tuple(one.name for one in superfluous(mirror.copies, history, policy, mirror.proven))
-    return do.PruneMirror(names) if names else None
+    return do.Job("prune", names) if names else None

@@ -18,7 +18,7 @@ OTHERS_SHARE = 0.1  # of the host's memory that was free before the launch; less
 GPU_OTHERS_SHARE = 0.05  # of a card's memory, as the alert StokerGpuShared has it
 
 _RESUME = "then: stoker reload FILE; stoker resume FILE"  # a resume alone would not read a changed file
-_REMEDIES = {
+REMEDIES = {
     ExitClass.BAD_DATA: "mend or give up what its last words name (stoker skip-set)",
     ExitClass.HOST_MEMORY: "give the trainer more memory, or shorten train.seq_len",
     ExitClass.GPU_MEMORY: "set train.recompute: blocks, shorten train.seq_len, or free the card",
@@ -26,12 +26,12 @@ _REMEDIES = {
     "before the loss blew up (stoker rollback)",
     ExitClass.DEVICE_LOST: "look at the card (nvidia-smi, dmesg), reset or replace it",
 }
-_OF_FOREIGN = {
+REMEDIES_OF_EXTERNAL = {
     **dict.fromkeys(
         (ExitClass.HOST_MEMORY, ExitClass.GPU_MEMORY), "give the trainer more memory, or a smaller batch"
     ),
     ExitClass.NON_FINITE: "look at the data of that step, or lower the learning rate",
-    ExitClass.DEVICE_LOST: _REMEDIES[ExitClass.DEVICE_LOST],
+    ExitClass.DEVICE_LOST: REMEDIES[ExitClass.DEVICE_LOST],
 }
 
 
@@ -94,7 +94,7 @@ class Case:
     resume_step: int
     newest_step: int  # of the newest proven checkpoint
     fruitless: int  # launches in a row without a new proven checkpoint, this one included
-    has_plan: bool = True  # a trainer of the user's own has none, so no windows can be skipped
+    has_plan: bool = True  # else no windows can be skipped
     tells_steps: bool = True  # by which an end while loading is known
 
     @property
@@ -144,10 +144,9 @@ def skipped(timelines: Timelines, why: str = NON_FINITE) -> tuple[int, ...]:
     return tuple(found)
 
 
-def remedy(kind: ExitClass | None, *, is_foreign: bool = False) -> str:
+def remedy(kind: ExitClass | None, known: Mapping[ExitClass, str] = REMEDIES) -> str:
     """Returns what an operator of a halted run can do, in one line."""
     otherwise = "read the trainer's last lines in the log, mend the cause"
-    known = _OF_FOREIGN if is_foreign else _REMEDIES
     return f"{known.get(kind or ExitClass.CRASHED, otherwise)}, {_RESUME}"
 
 

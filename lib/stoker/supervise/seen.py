@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from stoker.checkpoints.mirror.layout import Mirrored
@@ -11,6 +11,7 @@ from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.mirror.inventory import Look
 from stoker.supervise.policy import Facts
 from stoker.supervise.run.gates import Gate
+from stoker.supervise.trainer_kind import BUILT_IN, TrainerKind
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,12 @@ class AskedRollback:
 class Seen:
     """The facts of one cycle; the facts that the phase does not need keep their defaults."""
 
+    kind: TrainerKind = BUILT_IN
     is_stopping: bool = False
     is_once: bool = False
     until: int | None = None  # the step after which an operator wants this supervisor to end
-    jobs: Mapping[str, do.Job] = field(default_factory=dict)  # running, by slot
+    jobs: Collection[do.Job] = ()  # running
+    awaited: do.Job | None = None  # running or due, and to be done before the phase goes on
     fruitless: int = 0  # launches without progress, by run.json
     best_step: int = 0
     over: str | None = None  # why the run is over at its newest checkpoint
@@ -41,7 +44,6 @@ class Seen:
 
     left: do.Leftovers | None = None
 
-    external: do.ExternalJob | None = None  # what is to be done in the directories of a trainer of the user's
     rollback: AskedRollback | None = None
     newest: str = ""  # the newest proven checkpoint
     candidate: str = ""  # the newest sealed checkpoint of the history
@@ -57,4 +59,3 @@ class Seen:
 
     end: GuardedEnd | None = None
     goes_on: bool = False  # an operator resumes a run that its trainer had finished
-    is_settled: bool = False  # no checkpoint is left to prove or to mirror

@@ -12,8 +12,6 @@ from pydantic import TypeAdapter
 
 from stoker.store.record import require_version
 from stoker.supervise.health.exits import Exit
-from stoker.supervise.run.origin import Origin
-from stoker.supervise.run.record import Heldout
 from stoker.supervise.trainer import Trainer
 
 
@@ -51,16 +49,12 @@ class RunState:
     look: Literal["", "done", "failed"] = ""  # result of the mirror's listing, in this phase
     look_problem: str = ""
     is_warm_awaited: bool = False  # a listing or fetch that must succeed has failed
-    is_looked: bool = False  # what a trainer of the user's own has saved is sealed
     is_settled: bool = False  # record and plan agree with the newest proven checkpoint
     is_decay_kept: bool = False  # a longer horizon cannot start where the decay began: it starts here
     resume: str = ""  # the name of that checkpoint, "" at the run's beginning
 
     # waiting
     is_gate_open: bool = False
-    heldout: Heldout | None = None  # once copied; has 0 windows where no held-out text exists
-    origin: Origin | None = None  # of a new run with train.init_from, once proven
-    is_restored: bool = False  # the path that a trainer of the user's own resumes from is right
 
     # training
     trainer: Trainer | None = None  # of this launch, or of the last one until its end is answered
@@ -86,8 +80,6 @@ class RunState:
             failures=self.failures,
             rollbacks=self.rollbacks,
             is_gate_open=self.is_gate_open,
-            heldout=self.heldout,
-            origin=self.origin,
             trainer=self.trainer,
             exit=self.exit,
         )

@@ -61,7 +61,7 @@ class Trainer:
     @property
     def is_read(self) -> bool:
         """Whether its steps are known from its output alone."""
-        return self.launch.is_foreign and not self.tells_steps
+        return self.launch.reads_output and not self.tells_steps
 
     def after_output(
         self, read: Sequence[bytes], now: float, *, has_moved: bool, read_as: str = ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.supervise.external import stoker_client
 from support.external_kills.older_transformers import transformers_4
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 from support.training import TrainPipeline
 
 SCRIPTS = Path(__file__).parent / "trainers"
@@ -105,7 +105,7 @@ class Scenario:
         # The default is half the pause here: what the trainer tells must count all the same.
         quiet = self.pace.pause_s / 2 if self.is_told else self.pace.quiet_s
         external["quiet"] = f"{quiet:g}s"
-        run = make_foreign(
+        run = make_external(
             home,
             (SCRIPTS / trainer.script).read_text(),
             train__command=command,

@@ -24,6 +24,7 @@ from stoker.supervise.run.horizon import longer_from
 from stoker.supervise.run.launch_record import last_begun, read_launches
 from stoker.supervise.run.planner import Planner
 from stoker.supervise.run.progress import SOON_S, DataWait, WindowRate, finished_at, last_step, mark
+from stoker.supervise.trainer_kind import TrainerKind
 from stokerd.supervision.books.run_store import RunStore
 
 # The supervisor asks for the sets of an entry this long before the trainer needs them. A shared disk of
@@ -37,9 +38,9 @@ RATE_CHANGE = 0.2  # a smaller relative change of the pace is not written
 class Accounts:
     """Makes the run's record, plan and timelines agree, and writes consumed.json."""
 
-    def __init__(self, context: DaemonContext, store: RunStore, planner: Planner) -> None:
+    def __init__(self, context: DaemonContext, kind: TrainerKind, store: RunStore, planner: Planner) -> None:
         self.layout, self.events, self.config = context.layout, context.events, context.pipeline.train
-        self.run, self.file = context.layout.run(self.config.run), context.pipeline.file
+        self.run, self.file, self.kind = context.layout.run(self.config.run), context.pipeline.file, kind
         self.store, self.planner, self.asked_until = store, planner, context.until
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         known, reach = before.get("windows_per_s"), before.get("reach")
@@ -55,7 +56,7 @@ class Accounts:
         with contextlib.suppress(DataError):  # whoever needs more of the timelines fails of it
             self.history()
         # Of the run, computed from the newest checkpoint; None: its trainer alone knows.
-        self.last_step: int | None = self.config.steps if self.config.foreign else self.config.horizon
+        self.last_step: int | None = kind.horizon(self.config)
         self._standstill: tuple[Any, Standstill] = None, Standstill()  # and what it is of
         self._evaluated: tuple[Any, tuple[int, float] | None] = None, None  # and what it is of
         self._written: tuple[Any, ...] = ()  # the facts in consumed.json
@@ -125,7 +126,7 @@ class Accounts:
 
     def over(self, at: Checkpoint) -> str | None:
         """Returns why the run is over at a checkpoint; None while steps are left."""
-        if self.config.foreign is not None:
+        if not self.kind.follows_plan:
             is_done = self.config.steps is not None and at.step >= self.config.steps
             return self.store.ended_by_trainer or ("steps" if is_done else None)
         steps, batch = self.steps(at), self.config.global_batch

@@ -23,9 +23,9 @@ from stoker.shards.format.identity import set_key
 from stoker.shards.format.pinned import not_yet_pinned
 from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, read_outcome
-from stoker.supervise.actions import CopyHeldout, ProveSets
+from stoker.supervise.actions import Job
 from stoker.supervise.lost_sets import by_key, why_lost
-from stoker.supervise.run.gates import Gate, gate_wants, growth_policy, start_gate
+from stoker.supervise.run.gates import Gate, GateWants, growth_policy, start_gate
 from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import waiting_words
 
@@ -49,11 +49,11 @@ class _Repair:
 class DataReadiness:
     """Decides which shard sets a run needs, proves them, extends the plan and asks for repairs."""
 
-    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner) -> None:
+    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, wants: GateWants) -> None:
         self.events, self.pipeline, self.planner = events, pipeline, planner
         self.needed: dict[str, str] = {}  # by the next launch: key -> sha256 of the manifest
         self.gate: Gate | None = None  # the first closed gate at the last look
-        self._policy, self._wants = growth_policy(pipeline), gate_wants(pipeline)
+        self._policy, self._wants = growth_policy(pipeline), wants
         self._cold, self._cold_since = -1, 0.0  # needed sets that are not on hot
         self._rest_until = 0.0  # with 50,000 sets a `grow` takes a second
         self._repairs: dict[str, _Repair] = {}  # damaged sets
@@ -110,12 +110,12 @@ class DataReadiness:
 
     # Needs
 
-    def need_heldout(self, pin: DatasetPin) -> CopyHeldout | None:
+    def need_heldout(self, pin: DatasetPin) -> Job | None:
         """Makes the sets with val streams the needed ones; returns the job that copies their windows."""
         train = self.pipeline.train
         wanted = train.evaluate.tokens
         self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
-        return CopyHeldout(dict(self.needed), pin.tokenizer.vocab_size) if self.needed else None
+        return Job("heldout", (dict(self.needed), pin.tokenizer.vocab_size)) if self.needed else None
 
     def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> Position | None:
         """Makes the sets that a launch from `position` reads the needed ones; returns where it stops.
@@ -138,12 +138,12 @@ class DataReadiness:
         self.needed = planner.needed(position, skips, upto=reach)
         return reach
 
-    def to_prove(self, wanted: Mapping[str, str] | None = None) -> ProveSets | None:
+    def to_prove(self, wanted: Mapping[str, str] | None = None) -> Job | None:
         """Returns the next proof: of needed sets first, then of the sets wanted for the plan."""
         unproven = self.planner.unproven(self.needed, time.monotonic()) | dict(wanted or {})
-        return ProveSets(dict(list(unproven.items())[:SETS_AT_ONCE])) if unproven else None
+        return Job("sets", dict(list(unproven.items())[:SETS_AT_ONCE])) if unproven else None
 
-    def grow(self, pin: DatasetPin, target: int) -> ProveSets | None:
+    def grow(self, pin: DatasetPin, target: int) -> Job | None:
         """Appends the due entries of proven sets to the plan; returns the proof that the next ones need.
 
         Does nothing for RESTS times as long as the call before took, unless a proof has ended since.

@@ -45,7 +45,7 @@ class RunStore:
         data = {**pinned(pin), "vocab_size": vocab_size, "dtype": dtype_for(vocab_size)}
         self._begin(data, self.pipeline.train.seq_len, heldout, origin)
 
-    def begin_foreign(self) -> None:
+    def begin_external(self) -> None:
         """Writes the record of a new run whose trainer reads no plan: nothing is fixed of its data."""
         data = {"build_id": "", "tokenizer_sha256": "", "vocab_size": 0, "dtype": ""}
         self._begin(data, 0, None, None)

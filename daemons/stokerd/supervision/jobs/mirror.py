@@ -6,20 +6,24 @@ A failure on warm never stops training: it is an event, a line in the status, an
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
-from stoker.checkpoints.mirror.layout import Mirrored
+from stoker.checkpoints.mirror.layout import Mirrored, waiting
+from stoker.kit.workers.parent import WorkerExit
 from stoker.plan.timelines import parse_timelines, restore_timelines
 from stoker.store.errors import DataError
 from stoker.store.log import read_log
-from stoker.supervise import actions as do
+from stoker.supervise.actions import Job
+from stoker.supervise.decide import mirror_job
 from stoker.supervise.mirror.inventory import PRUNE_AGAIN_S, MirrorState
+from stoker.supervise.state import Phase
+from stokerd.supervision.jobs.base import Message, RunActivity
 from stokerd.supervision.run import Run
 
-MIRROR = do.MirrorJob.slot
-Result = Mapping[str, Any]
+EVERY_S = 1.0  # between two looks for what is to be mirrored
 
 
 def mirror_of(run: Run) -> MirrorState:
@@ -28,28 +32,29 @@ def mirror_of(run: Run) -> MirrorState:
     return run.mirror
 
 
-def mirror_task(run: Run, job: do.MirrorJob) -> dict[str, Any]:
+def _due(kind: str) -> Callable[[Run], Iterator[Any]]:
+    """Returns what says which jobs of a kind are due beside everything, and ends trouble that is over."""
+
+    def due(run: Run) -> Iterator[Any]:
+        mirror, now = run.mirror, time.monotonic()
+        if mirror is None or run.store.record is None:
+            return
+        local, history, policy = run.checkpoints.to_mirror(), run.accounts.history(), run.checkpoints.policy
+        mirror.waiting = len(waiting(local, mirror.copies, history, policy))
+        job = mirror_job(mirror, local, history, policy, now)
+        if job is not None and job.kind == kind:
+            yield job.subject
+        is_idle = job is None and "warm" not in run.jobs
+        if is_idle and mirror.trouble is not None and now >= mirror.retry_at:
+            # The job that failed is no longer needed.
+            run.events.record("mirror_recovered", doing=mirror.trouble_doing)
+            mirror.worked(mirror.trouble_doing)
+
+    return due
+
+
+def _task(run: Run, job: Job, **words: Any) -> dict[str, Any]:
     assert run.pipeline.warm_layout is not None
-    logs = list(map(str, (run.layout.metrics, run.layout.launches, run.layout.runs)))
-    words: dict[str, Any] = {}
-    match job:
-        case do.ListMirror():
-            words = {"run_id": run.run_id(or_of_newest=job.need != "no")}
-        case do.CopyToMirror(copy=copy):
-            held, name = run.store.begun.heldout, checkpoint_name(copy.step)
-            checkpoint = run.checkpoints.get(name)
-            words = {
-                "source": str(run.checkpoints.path(name)),
-                "name": copy.name,
-                "digest": checkpoint.digest if checkpoint is not None else "",
-                "heldout": {"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
-                "logs": {"run_id": run.run_id(), "paths": logs},
-            }
-        case do.PruneMirror(names=names):
-            words = {"names": list(names)}
-        case do.FetchCopy(copy=copy):
-            words = {"name": copy.name, "checkpoints": str(run.layout.checkpoints), "logs": logs}
-            words |= {"heldout": str(run.layout.heldout)}
     return {
         "verb": job.kind,
         "warm": str(run.pipeline.warm_layout.root),
@@ -60,27 +65,40 @@ def mirror_task(run: Run, job: do.MirrorJob) -> dict[str, Any]:
     }
 
 
-def mirror_ended(run: Run, job: do.MirrorJob, result: Result | None, reason: str) -> None:
-    """Records the result of a job on warm, which ends an earlier failure, or the reason why it has none."""
-    if result is None:
-        _failed(run, job, reason)
-        return
-    if "source_bad" not in result and mirror_of(run).worked(job.kind):
+def _logs(run: Run) -> list[str]:
+    return list(map(str, (run.layout.metrics, run.layout.launches, run.layout.runs)))
+
+
+def _copy_task(run: Run, job: Job) -> dict[str, Any]:
+    held, name = run.store.begun.heldout, checkpoint_name(job.subject.step)
+    checkpoint = run.checkpoints.get(name)
+    return _task(
+        run,
+        job,
+        source=str(run.checkpoints.path(name)),
+        name=job.subject.name,
+        digest=checkpoint.digest if checkpoint is not None else "",
+        heldout={"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
+        logs={"run_id": run.run_id(), "paths": _logs(run)},
+    )
+
+
+def _fetch_task(run: Run, job: Job) -> dict[str, Any]:
+    words = {"checkpoints": str(run.layout.checkpoints), "heldout": str(run.layout.heldout)}
+    return _task(run, job, name=job.subject.name, logs=_logs(run), **words)
+
+
+def _works(run: Run, job: Job) -> MirrorState:
+    """Returns the mirror, whose trouble the success of the same activity ends."""
+    mirror = mirror_of(run)
+    if mirror.worked(job.kind):
         run.events.record("mirror_recovered", doing=job.kind)
-    match job:
-        case do.ListMirror():
-            _listed(run, job, result)
-        case do.CopyToMirror(copy=copy):
-            _copied(run, copy, result)
-        case do.PruneMirror():
-            _pruned(run, result["gone"])
-        case do.FetchCopy():
-            _fetched(run, job, result)
+    return mirror
 
 
-def _failed(run: Run, job: do.MirrorJob, reason: str) -> None:
+def _failed(run: Run, job: Job, end: WorkerExit) -> None:
     """Records that warm cannot be used now; a job with need "wait" is repeated, a "try" is given up."""
-    mirror, newest, now = mirror_of(run), run.newest, time.monotonic()
+    mirror, newest, now, reason = mirror_of(run), run.newest, time.monotonic(), end.reason()
     run.counted.mirror_failures += 1
     if mirror.failed(job.kind, reason, now):
         run.events.record("mirror_failed", doing=job.kind, reason=reason)
@@ -100,12 +118,12 @@ def _failed(run: Run, job: do.MirrorJob, reason: str) -> None:
         run.change(is_warm_awaited=True)
 
 
-def _listed(run: Run, job: do.ListMirror, result: Result) -> None:
-    mirror, warm, foreign = mirror_of(run), run.pipeline.warm_layout, result["foreign"]
-    if run.run_id(or_of_newest=True) is None and len(foreign) > 1:
+def _listed(run: Run, job: Job, result: Message) -> None:
+    mirror, warm, others = _works(run, job), run.pipeline.warm_layout, result["foreign"]
+    if run.run_id(or_of_newest=True) is None and len(others) > 1:
         place = warm.checkpoints(run.pipeline.train.run) if warm else ""
         raise DataError(
-            f"{place} holds checkpoints of the runs {', '.join(foreign)}, and "
+            f"{place} holds checkpoints of the runs {', '.join(others)}, and "
             f"{run.layout.record} is missing; move away those that the run must not continue from"
         )
     mirror.looked([Mirrored.parse(copy) for copy in result["copies"]], time.monotonic())
@@ -118,7 +136,8 @@ def _listed(run: Run, job: do.ListMirror, result: Result) -> None:
             run.events.record("timelines_restored", forks=lost, source="mirror")
 
 
-def _copied(run: Run, copy: Mirrored, result: Result) -> None:
+def _copied(run: Run, job: Job, result: Message) -> None:
+    copy: Mirrored = job.subject
     name = checkpoint_name(copy.step)
     if reason := result.get("source_bad"):
         run.checkpoints.forget(name)
@@ -126,25 +145,26 @@ def _copied(run: Run, copy: Mirrored, result: Result) -> None:
         words = {"path": f"checkpoints/{name}", "reason": reason}
         run.events.record("mirror_source_differs", **words)
         return
-    mirror_of(run).copied(copy)
+    _works(run, job).copied(copy)
     run.events.record("checkpoint_mirrored", step=copy.step, path=f"checkpoints/{name}", copy=copy.name)
     if result["replaced"]:
         run.events.record("mirror_copy_bad", copy=copy.name, replaced=True)
 
 
-def _pruned(run: Run, names: list[str]) -> None:
-    mirror = mirror_of(run)
+def _pruned(run: Run, job: Job, result: Message) -> None:
+    mirror, names = _works(run, job), result["gone"]
     mirror.gone(names)
     mirror.prune_at = 0.0 if names else time.monotonic() + PRUNE_AGAIN_S
     if names:
         run.events.record("mirror_pruned", names=names)
 
 
-def _fetched(run: Run, job: do.FetchCopy, result: Result) -> None:
+def _fetched(run: Run, job: Job, result: Message) -> None:
     """Records that a copy is back among the checkpoints and proven, or was proven wrong, or is gone."""
-    copy = job.copy
+    copy: Mirrored = job.subject
+    mirror = _works(run, job)
     if result["state"] != "fetched":
-        mirror_of(run).gone([copy.name])
+        mirror.gone([copy.name])
         words = {"state": result["state"], "reason": result["reason"]}
         run.events.record("mirror_copy_bad", copy=copy.name, **words)
         return
@@ -161,3 +181,36 @@ def _fetched(run: Run, job: do.FetchCopy, result: Result) -> None:
     if job.need == "try":  # for a rollback: retention must not remove it before the rollback is made
         run.checkpoints.kept.add(name)
     run.change(proofs={**run.state.proofs, name: "proven"}, is_warm_awaited=False)
+
+
+def _stopped(run: Run) -> None:
+    mirror_of(run).look_at = 0.0  # the stopped job may have finished its work: list the mirror again
+
+
+_row = partial(
+    RunActivity,
+    module="stoker.checkpoints.mirror.mirror_worker",
+    pool="warm",
+    silent_s=120.0,  # a worker copies 64 MB at a time with fsync; any usable disk is faster
+    on_end=_failed,
+    on_stop=_stopped,
+    every_s=EVERY_S,
+    awaited_in=(Phase.FINISHED,),
+)
+# A launch waits for a listing. Proving removes the unfinished files of a fetch; a copy goes on meanwhile.
+LIST = _row(
+    kind="list",
+    silent_s=30.0,
+    task=lambda run, job: _task(run, job, run_id=run.run_id(or_of_newest=job.need != "no")),
+    on_done=_listed,
+    due=_due("list"),
+)
+COPY = _row(kind="copy", task=_copy_task, on_done=_copied, due=_due("copy"), ends_in=())
+PRUNE = _row(
+    kind="prune",
+    task=lambda run, job: _task(run, job, names=list(job.subject)),
+    on_done=_pruned,
+    due=_due("prune"),
+    ends_in=(),
+)
+FETCH = _row(kind="fetch", task=_fetch_task, on_done=_fetched)

@@ -6,30 +6,39 @@ A worker that ends without a result is no evidence against the files it read.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import DataError
-from stoker.supervise import actions as do
+from stoker.supervise.actions import Job
 from stoker.supervise.decide import READ_AGAIN_S
-from stoker.supervise.run.origin import choose_origin
+from stoker.supervise.run.origin import Origin, choose_origin
 from stoker.supervise.run.record import Heldout
 from stoker.supervise.state import Phase
+from stokerd.supervision.jobs.base import RunActivity, Slice
 from stokerd.supervision.run import Run
 
+PROOF_WORKER = "stoker.checkpoints.proof_worker"
+EVERY_S = 1.0  # between two looks for checkpoints to prove
 HOLD_OUT_RETRY_S = 10.0
 
-Result = Mapping[str, Any]
+
+def _proof(end: WorkerExit) -> dict[str, Any]:
+    return end.result or {"verdict": "unreadable", "reason": f"no proof: {end.reason()}"}
 
 
-def checkpoint_task(run: Run, job: do.ProveCheckpoint) -> dict[str, Any]:
-    return {"checkpoint": str(run.checkpoints.path(job.name))}
+def _unproven(run: Run) -> Iterator[str]:
+    if name := run.checkpoints.unproven(run.accounts.history(), time.monotonic()):
+        yield name
 
 
-def checkpoint_proved(run: Run, job: do.ProveCheckpoint, result: Result | None, reason: str) -> None:
+def _checkpoint_proved(run: Run, job: Job, end: WorkerExit) -> None:
     """Records the verdict on a checkpoint; moves a checkpoint that is not whole into quarantine."""
-    name, now, path = job.name, time.monotonic(), f"checkpoints/{job.name}"
-    proof = result or {"verdict": "unreadable", "reason": f"no proof: {reason}"}
+    name, now, path = job.subject, time.monotonic(), f"checkpoints/{job.subject}"
+    proof = _proof(end)
+    run.timings.proof.observe(end.wall_s)
     if proof["verdict"] == "proven":
         if run.checkpoints.proven(name, proof["body"], proof["digest"]):
             run.events.record("checkpoint_proven", path=path, step=proof["body"]["step"])
@@ -50,33 +59,84 @@ def checkpoint_proved(run: Run, job: do.ProveCheckpoint, result: Result | None, 
         run.change(proofs={**run.state.proofs, name: proof["verdict"]})
 
 
-def origin_task(_: Run, job: do.ProveOrigin) -> dict[str, Any]:
-    return {"checkpoint": job.path, "with_model": True}
+CHECKPOINT = RunActivity(
+    kind="checkpoint",
+    module=PROOF_WORKER,
+    task=lambda run, job: {"checkpoint": str(run.checkpoints.path(job.subject))},
+    on_end=_checkpoint_proved,
+    due=_unproven,
+    due_in=(Phase.TRAINING, Phase.FINISHED),
+    every_s=EVERY_S,
+    awaited_in=(Phase.FINISHED,),
+)
 
 
-def origin_proved(run: Run, job: do.ProveOrigin, result: Result | None, reason: str) -> None:
+# The checkpoint that a new run begins with, and its held-out windows: known until the run has begun.
+
+
+def _origin_proved(run: Run, job: Job, end: WorkerExit) -> None:
     """Notes the checkpoint that a new run begins with; a wrong one ends the supervisor with the reason."""
-    proof = result or {"verdict": "unreadable", "reason": f"no proof: {reason}"}
+    proof = _proof(end)
     if proof["verdict"] == "invalid":
-        raise DataError(
-            f"{run.pipeline.file}: train.init_from: {job.path} is not whole: {proof['reason']}; name another"
-        )
+        where = f"{run.pipeline.file}: train.init_from"
+        raise DataError(f"{where}: {job.subject} is not whole: {proof['reason']}; name another")
     if proof["verdict"] == "unreadable":
-        doing = f"train.init_from: {job.path} {proof['reason']}; trying"
+        doing = f"train.init_from: {job.subject} {proof['reason']}; trying"
         run.state = run.state.paused(READ_AGAIN_S, doing, time.monotonic())
     elif (pin := run.planner.pin()) is not None:
-        run.change(origin=choose_origin(run.pipeline, pin, proof))
+        BEGUN_WITH.of(run).origin = choose_origin(run.pipeline, pin, proof)
 
 
-def sets_task(run: Run, job: do.ProveSets) -> dict[str, Any]:
-    return {"sets": [{"path": run.data.path(key), "key": key} for key in job.sets]}
+def _heldout_task(run: Run, job: Job) -> dict[str, Any]:
+    train = run.pipeline.train
+    sets, vocab_size = job.subject
+    return {
+        "shards_root": str(run.pipeline.hot_layout.shards(run.pipeline.dataset.name)),
+        "sets": [list(pair) for pair in sets.items()],
+        "seq_len": train.seq_len,
+        "vocab_size": vocab_size,
+        "tokens": train.evaluate.tokens,
+        "target": str(run.layout.heldout),
+    }
 
 
-def sets_proved(run: Run, job: do.ProveSets, result: Result | None, reason: str) -> None:
+def _heldout_copied(run: Run, _: Job, end: WorkerExit) -> None:
+    """Records the held-out windows; there are none where the val data is shorter than a window."""
+    if end.result is not None:
+        BEGUN_WITH.of(run).heldout = Heldout(**end.result)
+        return
+    run.events.record("heldout_failed", reason=end.reason())
+    doing = "held-out windows could not be copied; trying"
+    run.state = run.state.paused(HOLD_OUT_RETRY_S, doing, time.monotonic())
+
+
+@dataclass
+class BegunWith:
+    origin: Origin | None = None  # with train.init_from, once proven
+    heldout: Heldout | None = None  # once copied; has 0 windows where no held-out text exists
+
+
+BEGUN_WITH = Slice("begun_with", lambda _: BegunWith(), BegunWith)
+ORIGIN = RunActivity(
+    kind="origin",
+    module=PROOF_WORKER,
+    task=lambda _, job: {"checkpoint": job.subject, "with_model": True},
+    on_end=_origin_proved,
+    slices=(BEGUN_WITH,),
+)
+HELDOUT = RunActivity(
+    kind="heldout",
+    module="stoker.plan.heldout_worker",
+    task=_heldout_task,
+    on_end=_heldout_copied,
+)
+
+
+def _sets_proved(run: Run, job: Job, end: WorkerExit) -> None:
     """Records the proofs of shard sets; has a damaged set restored."""
-    no_proof = {"verdict": "not proven", "reason": reason}
-    proofs = result["proofs"] if result is not None else [no_proof] * len(job.sets)
-    for (key, digest), proof in zip(job.sets.items(), proofs, strict=True):
+    no_proof = {"verdict": "not proven", "reason": end.reason()}
+    proofs = end.result["proofs"] if end.result is not None else [no_proof] * len(job.subject)
+    for (key, digest), proof in zip(job.subject.items(), proofs, strict=True):
         if proof["verdict"] != "proven":
             run.data.not_whole(key, f"{proof['verdict']}: {proof['reason']}")
         elif proof["manifest_sha256"] != digest:
@@ -87,23 +147,9 @@ def sets_proved(run: Run, job: do.ProveSets, result: Result | None, reason: str)
             run.store.fruitful()  # launches that failed because of it no longer count
 
 
-def heldout_task(run: Run, job: do.CopyHeldout) -> dict[str, Any]:
-    train = run.pipeline.train
-    return {
-        "shards_root": str(run.pipeline.hot_layout.shards(run.pipeline.dataset.name)),
-        "sets": [list(pair) for pair in job.sets.items()],
-        "seq_len": train.seq_len,
-        "vocab_size": job.vocab_size,
-        "tokens": train.evaluate.tokens,
-        "target": str(run.layout.heldout),
-    }
-
-
-def heldout_copied(run: Run, _: do.CopyHeldout, result: Result | None, reason: str) -> None:
-    """Records the held-out windows; there are none where the val data is shorter than a window."""
-    if result is not None:
-        run.change(heldout=Heldout(**result))
-        return
-    run.events.record("heldout_failed", reason=reason)
-    doing = "held-out windows could not be copied; trying"
-    run.state = run.state.paused(HOLD_OUT_RETRY_S, doing, time.monotonic())
+SETS = RunActivity(
+    kind="sets",
+    module="stoker.shards.format.proof_worker",
+    task=lambda run, job: {"sets": [{"path": run.data.path(key), "key": key} for key in job.subject]},
+    on_end=_sets_proved,
+)

@@ -17,13 +17,12 @@ from stoker.plan.log import Segment
 from stoker.store.errors import StorageError, Transient
 from stoker.store.record import new_id
 from stoker.supervise.actions import EndLaunch, StopTrainer, Suspect
-from stoker.supervise.external.program import program
 from stoker.supervise.health import output
 from stoker.supervise.health.evidence import Evidence, free_bytes
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, work_of
-from stoker.supervise.health.trainer_protocol import Told, TrainerView
+from stoker.supervise.health.trainer_protocol import TrainerView
 from stoker.supervise.run.launch_record import Launch, read_launches
 from stoker.supervise.run.memorization import newest_gap, read_tail
 from stoker.supervise.trainer import Trainer
@@ -33,7 +32,6 @@ from stokerd.supervision.trainer.output import TrainerOutput
 from stokerd.supervision.trainer.silence import SilenceRecorder
 
 EVIDENCE_S = 5.0
-MOST_XIDS = 10
 JUDGED_LINES = 200  # of the output, by which an end is judged
 TOLD_LINES = 20  # of the output, in the event of an end
 FORESEEN = (ExitClass.FINISHED, ExitClass.STOPPED)  # ends that need no evidence
@@ -47,12 +45,11 @@ class TrainerControl:
     def __init__(self, run: Run) -> None:
         self.run, self.context = run, run.context
         self.guarded: GuardedTrainer | None = None
-        self.output: TrainerOutput | None = None  # of a trainer of the user's own
+        self.output: TrainerOutput | None = None  # of an external trainer
         self._book, self._silences = LaunchBook(run), SilenceRecorder(run)
         self._heard_at = time.monotonic()
         self._told_gap = 0.0  # of memorization, in nats
         self._memory = MemoryWatch()
-        self._told: list[Told] = []
 
     @property
     def pids(self) -> set[int]:
@@ -72,16 +69,16 @@ class TrainerControl:
             resume_step=run.at.step,
             until=run.accounts.until(run.at),
             notify_socket=self.context.runtime.notify_socket(run.pipeline.train.run),
-            is_foreign=run.is_foreign,
+            reads_output=not run.kind.follows_plan,
         )
-        self.output = TrainerOutput(run, launch) if launch.is_foreign else None
+        self.output = TrainerOutput(run, launch) if launch.reads_output else None
         body = self._book.begin(launch)
         with contextlib.suppress(OSError):  # the launch after this one tries again
             launches, _ = read_launches(run.layout.launches)
             output.prune(run.layout.log, [one.launch for one in launches])
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
-        started = program(
+        started = run.kind.program(
             run.pipeline,
             launch,
             run.layout,
@@ -139,7 +136,7 @@ class TrainerControl:
             waiter=self.context.waiter,
         )
         self.guarded.trainer_pid = trainer.pid
-        if trainer.launch.is_foreign:
+        if trainer.launch.reads_output:
             self.output = TrainerOutput(self.run, trainer.launch, trainer)
 
     def hear(self) -> GuardedEnd | None:
@@ -165,11 +162,6 @@ class TrainerControl:
         with contextlib.suppress(StorageError):  # the state disk is full: the next call tries again
             self._book.note_numerics()
         return end
-
-    def take_told(self) -> list[Told]:
-        """Returns the checkpoints that the trainer told of since the last call."""
-        told, self._told = self._told, []
-        return told
 
     def listen(self) -> bool:
         """Takes in the trainer's words alone; returns whether they tell of steps and no more.
@@ -197,13 +189,13 @@ class TrainerControl:
     def _lacks_data(self, trainer: Trainer) -> bool:
         """Returns whether the plan has no batch left for a trainer that says that it waits for one."""
         run = self.run
-        if trainer.launch.is_foreign:
+        if not run.kind.follows_plan:
             return False  # no plan is known: the limit on the phase is for its own data
         left = run.accounts.windows_left(trainer.position or run.at.position)
         return left < run.pipeline.train.global_batch
 
     def _with_evidence(self, trainer: Trainer, end: GuardedEnd) -> Trainer:
-        run, is_foreign = self.run, trainer.launch.is_foreign
+        run = self.run
         with contextlib.suppress(StorageError):  # the end is told without it
             run.checkpoints.note_sealed(run.accounts.history())  # nothing of the launch seals any more
         return trainer.ended(
@@ -214,17 +206,9 @@ class TrainerControl:
             micro_batch=trainer.view.micro_batch or (self._book.body["numerics"] or {}).get("micro_batch"),
             free_bytes=free_bytes(run.layout.checkpoints),
             lines=tuple(self._lines(trainer, JUDGED_LINES)),
-            # A foreign trainer that tells no step may have made them all.
-            last_step=None if is_foreign and trainer.view.step is None else trainer.evidence.last_step,
+            # An external trainer that tells no step may have made them all.
+            last_step=None if trainer.is_read and trainer.view.step is None else trainer.evidence.last_step,
         )
-
-    def note_cards(self, xids: Sequence[int], others_share: float | None) -> None:
-        """Takes in Xids that the cards brought about by themselves, and what others hold of their memory."""
-        trainer = self.run.state.live
-        if trainer is not None and (xids or others_share != trainer.evidence.gpu_others_share):
-            all_xids = (*trainer.evidence.xids, *xids)[-MOST_XIDS:]
-            evidence = replace(trainer.evidence, xids=all_xids, gpu_others_share=others_share)
-            self.run.change(trainer=replace(trainer, evidence=evidence))
 
     def _measure(self, before: Trainer, after: Trainer) -> None:
         """Counts and records what the trainer's last words tell."""
@@ -233,8 +217,8 @@ class TrainerControl:
             run.timings.step.observe(seconds)
         for seconds in after.saves_s:
             run.timings.save.observe(seconds)
-        self._told += after.told
-        if after.unknown and not before.unknown and after.launch.is_foreign:
+        run.told += after.told
+        if after.unknown and not before.unknown and after.launch.reads_output:
             run.events.record("words_unknown", launch=after.launch.launch, words=list(after.unknown))
         for why in after.saves_failed:
             run.events.record("checkpoint_failed", message=why, step=after.step)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.checkpoints.format import known_step
-from stoker.store.errors import DataError
 from stoker.store.record import read_record, utc_now, write_record
 from stoker.supervise.run import launch_record
 from stoker.supervise.run.launch_record import Launch
@@ -61,17 +60,14 @@ class LaunchBook:
     def _body_of(self, launch: Launch) -> dict[str, Any]:
         """Returns launch.json's body."""
         run = self.run
-        if launch.is_foreign:
-            return launch_record.foreign_body(launch, run.pipeline, run.store.begun)
-        if (pin := run.planner.pin()) is None:
-            raise DataError(f"{run.pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
-        return launch_record.launch_body(
+        resume = launch.resume_from if run.kind.follows_plan else None  # else it has no numerics
+        return run.kind.launch_body(
             launch,
             run.pipeline,
-            pin,
+            run.planner.pin(),
             run.store.begun,
-            steps=run.accounts.steps(run.at),
-            numerics=of_checkpoint(launch.resume_from) if launch.resume_from else None,
+            steps=run.accounts.last_step,  # as of `over` in this cycle
+            numerics=of_checkpoint(resume) if resume else None,
         )
 
     def _note(self, body: dict[str, Any], step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a trainer of the user's own tells, or what is read of its output; the rows of its training log."""
+"""What an external trainer tells, or what is read of its output; the rows of its training log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class TrainerOutput:
     """Follows one launch; `adopted` is its trainer where this process's image before began it."""
 
     def __init__(self, run: Run, launch: Launch, adopted: Trainer | None = None) -> None:
-        foreign, resumed = run.pipeline.train.foreign, launch.resume_step if launch.resume_from else -1
+        external = run.pipeline.train.external_trainer
+        resumed = launch.resume_step if launch.resume_from else -1
         step = adopted.step if adopted else resumed
         self._run, self._launch = run, launch
         self._tail, self._rows = Tail(run.layout.output(launch.launch)), Rows(step)
-        self._pattern = foreign.step if foreign else None
+        self._pattern = external.step if external else None
         self._reader = Reader(self._pattern) if self._pattern else None
         self._log: RowLog | None = None
         self._look_at, self._unread_at = 0.0, time.monotonic() + UNREAD_S

@@ -85,10 +85,10 @@ def _list(mirror: Path, run_id: str | None) -> dict[str, Any]:
     with storage_errors("list", mirror):
         found = list_mirror(mirror)
     ours = [one for one in found if run_id is None or one.run_id in (None, run_id)]
-    foreign = {one.run_id for one in found if one.run_id is not None} - {run_id}
+    others = {one.run_id for one in found if one.run_id is not None} - {run_id}
     return {
         "copies": [asdict(one) for one in ours],
-        "foreign": sorted(foreign),
+        "foreign": sorted(others),
         "timelines": _newest_timelines(mirror, ours),
     }
 

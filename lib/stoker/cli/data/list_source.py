@@ -82,7 +82,7 @@ def _look(root: Path, source: Source) -> Listed:
             "dataset.source.path"
         ) from error
     seen = [RemoteFile(one.path, one.size, one.etag) for one in found if isinstance(one, FileSeen)]
-    others = [one for one in found if not isinstance(one, FileSeen) and one.kind != "foreign"]
+    others = [one for one in found if not isinstance(one, FileSeen) and one.kind != "unmanaged"]
     return Listed(str(root), seen, [(one.path, one.reason) for one in others], len(others))
 
 

@@ -84,7 +84,7 @@ def show(pipeline: Pipeline) -> None:
 
 def _summary(pipeline: Pipeline) -> str:
     train, source = pipeline.train, pipeline.dataset.source
-    if train.foreign is not None:
+    if not train.follows_plan:
         fed = f"dataset {pipeline.dataset.name} -> " if pipeline.has_data else ""
         ours = f"{fed}run {train.run} by {Path((train.command or ('',))[0]).name}"
         return f"pipeline {pipeline.name}: {ours} in {working_directory(pipeline)}; state in {pipeline.state}"
@@ -128,7 +128,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         whole = _whole(pipeline, pin, seen)
     except StorageError as error:
         warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
-    coming = [] if pipeline.train.foreign else disappointments(pipeline, whole, training_days(pipeline))
+    coming = disappointments(pipeline, whole, training_days(pipeline)) if pipeline.train.follows_plan else []
     warnings = [*notes(pipeline, whole_run(pipeline)[0]), *warnings, *shared_ports(pipeline)]
     return faults, [*warnings, *_source_warnings(pipeline, seen), *coming]
 
@@ -153,7 +153,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
 
 
 def _program_faults(pipeline: Pipeline) -> Iterator[Fault]:
-    """Yields what would keep a trainer of the user's own from starting."""
+    """Yields what would keep an external trainer from starting."""
     command, directory = pipeline.train.command, working_directory(pipeline)
     if command is None:
         return
@@ -174,10 +174,10 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
     try:
         identity = parse_record(read_record(layout.record), layout.record).identity
     except (FileNotFoundError, RecordDamaged):
-        origin, foreign = pipeline.train.init_from, pipeline.train.foreign
-        if origin is not None and foreign is not None and not origin.exists():
+        origin, follows_plan = pipeline.train.init_from, pipeline.train.follows_plan
+        if origin is not None and not follows_plan and not origin.exists():
             yield Fault(("train", "init_from"), f"{origin} does not exist; name your trainer's checkpoint")
-        if origin is not None and foreign is None and not (origin / "checkpoint.json").is_file():
+        if origin is not None and follows_plan and not (origin / "checkpoint.json").is_file():
             yield Fault(("train", "init_from"), f"{origin} is no checkpoint; name a step-... directory")
         return
     except DataError as problem:

@@ -341,7 +341,7 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
     if body["tokens"]:
         yield f"tokens      {body['tokens']:,} trained on"
     yield f"checkpoint  step {checkpoint['step']:,}: {place}"
-    if pipeline.train.foreign is not None:
+    if not pipeline.train.follows_plan:
         return
     # By its name if the shell finds this program by its name, else by its path.
     found = shutil.which("stoker")

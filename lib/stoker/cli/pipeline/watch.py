@@ -119,12 +119,12 @@ def listed(base: Path) -> Iterator[str]:
     for lock in sorted((*base.glob("watch.lock"), *base.glob("*/watch.lock"))):
         for file in sorted(lock.parent.glob("*.yaml")):
             pipeline = load_pipeline(file)
-            foreign, run = pipeline.train.foreign, pipeline.train.run
-            assert foreign is not None
+            external, run = pipeline.train.external_trainer, pipeline.train.run
+            assert external is not None
             state = str(_record(pipeline.layout, run).get("state") or "not begun")
             held = "watched now" if read_holder(lock) is not None else "not watched now"
             yield f"{file.stem}: {run} {state}, {held}"
-            yield f"    in {foreign.directory}: {shlex.join(pipeline.train.command or ())}"
+            yield f"    in {external.directory}: {shlex.join(pipeline.train.command or ())}"
 
 
 def name_of(command: Sequence[str], directory: str) -> str:

@@ -43,7 +43,7 @@ def audit(pipeline: Pipeline, deep: bool, keep: bool, as_json: bool) -> int:
     if keep:
         _keep(pipeline.layout.audit, report)
     without = [*(() if pipeline.has_data else ("rows", "tokens"))]
-    without += () if pipeline.train.foreign is None else ("plan",)
+    without += () if pipeline.train.follows_plan else ("plan",)
     answer(report, report_lines(pipeline.name, report, without), as_json=as_json)
     return 1 if findings else 0
 

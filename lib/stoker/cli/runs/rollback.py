@@ -55,7 +55,7 @@ def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str,
     A running trainer is stopped first. The checkpoints of the steps given up are moved to abandoned/. A train
     supervisor that is not running does this at its next start.
     """
-    if spans and pipeline.train.foreign is not None:
+    if spans and not pipeline.train.follows_plan:
         raise UsageError("--skip: a trainer of your own reads no plan of Stoker's; leave it out")
     return _ask(pipeline, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
 

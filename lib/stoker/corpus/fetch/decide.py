@@ -42,14 +42,14 @@ class Said:
     fetched: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)  # of a mismatch, for its event
     # ready
-    foreign: tuple[str, ...] = ()
+    unmanaged: tuple[str, ...] = ()
     device: int = 0
 
 
 def parse(message: Mapping[str, Any]) -> Said:
     """Returns the message of a worker's line; raises TypeError for an unknown field."""
     fields = {"cause" if name == "class" else name: value for name, value in message.items()}
-    return Said(**{**fields, "foreign": tuple(message.get("foreign", ()))})
+    return Said(**{**fields, "unmanaged": tuple(message.get("unmanaged", ()))})
 
 
 # Selection

@@ -5,7 +5,7 @@ task: {"root", "dataset", "expected", "files_at_once", "bandwidth", "min_rate", 
        "keep_files", "keep_bytes", "hub": {"repo", "repo_type", "endpoint"} or null, "token_file",
        "owner": the landing's owner, null without a check}
 input, one request per line: {"fetch": {a RemoteFile's fields}}; {"remove": path}: unlink a whole file
-messages: {"kind": "ready", "foreign": [path], "device"} once, as the first; foreign are other clients'
+messages: {"kind": "ready", "unmanaged": [path], "device"} once, as the first; unmanaged are other clients'
     partial files, left alone, device is the landing's st_dev; then, each with its "path",
     {"kind": "start", "offset"}, and {"kind": "progress", "bytes", "received"}: `bytes` are durable now
     {"kind": "hashing", "bytes"}: a file already there is being read
@@ -45,7 +45,7 @@ from stoker.kit.workers.child import InputClosed, Report, paced, run_worker
 from stoker.store.errors import StokerError, UnavailableError
 
 _TURN_S = 0.5
-_FOREIGN_SHOWN = 100
+_UNMANAGED_SHOWN = 100
 _ALIVE_EVERY_S = 2.0
 
 
@@ -133,7 +133,7 @@ class FetchWorker:
         for path in self._task["forget"]:
             self._landing.forget(path)
         device = self._landing.root.stat().st_dev
-        self._report("ready", foreign=self._landing.foreign(_FOREIGN_SHOWN), device=device)
+        self._report("ready", unmanaged=self._landing.unmanaged(_UNMANAGED_SHOWN), device=device)
         for caller in self._callers:
             threading.Thread(target=self._fetch, args=(caller,), daemon=True).start()
         commit = paced(self._commit, self._task["commit_s"])

@@ -164,17 +164,17 @@ class Landing:
                     if folder.parts:
                         (self.root / folder).rmdir()
 
-    # Foreign files and wrong content
+    # Unmanaged files and wrong content
 
-    def foreign(self, most: int) -> list[str]:
+    def unmanaged(self, most: int) -> list[str]:
         """Returns partial files of other clients, at most so many; Stoker never changes them."""
         found = (each.relative_to(self.root) for each in self.root.rglob("*"))
-        foreign = (
+        unmanaged = (
             str(each)
             for each in found
             if each.name.endswith(FOREIGN_SUFFIXES) and each.parts[0] not in (PARTS, EVIDENCE)
         )
-        return sorted(foreign)[:most]
+        return sorted(unmanaged)[:most]
 
     def keep_evidence(
         self, bad: Path, path: str, about: Mapping[str, Any], most_files: int, most_bytes: int

@@ -52,10 +52,10 @@ class PassedOver:
 
     `refused` is never read: a link, a device, a name that is not text, or a folder ("." for the root) that a
     pipeline owns by its `lock`. `unreadable` is a place the look could not read, so its result is not the
-    whole folder. `foreign` is an unfinished file of another client.
+    whole folder. `unmanaged` is an unfinished file of another client.
     """
 
-    kind: Literal["refused", "unreadable", "foreign"]
+    kind: Literal["refused", "unreadable", "unmanaged"]
     path: str
     reason: str = ""
     lock: str = ""
@@ -127,7 +127,7 @@ def _sort_out(
             if not entry.name.startswith(".") or path in _FOREIGN_FOLDERS:
                 below.append(path)
         elif entry.name.endswith(FOREIGN_SUFFIXES):
-            found.append(PassedOver("foreign", printable(path)))
+            found.append(PassedOver("unmanaged", printable(path)))
         elif selection.takes(path) or _linked_folder(entry):
             found.append(_examine(entry, path))
     return found, below
@@ -161,8 +161,8 @@ def _examine(entry: os.DirEntry[str], path: str) -> Found:
 class Look:
     """The result of one look at the source folder; pairs are (path, reason), an empty path is the folder.
 
-    `foreign` are some of other clients' unfinished files, of `foreign_in_all`. `polling` is the reason why
-    only looks find changes; empty where inotify reports them.
+    `unmanaged` are some of other clients' unfinished files, of `unmanaged_in_all`. `polling` is the reason
+    why only looks find changes; empty where inotify reports them.
     """
 
     files: Mapping[str, Watched]
@@ -170,8 +170,8 @@ class Look:
     unreadable: Sequence[tuple[str, str]] = ()
     missing: bool = False
     polling: str = ""
-    foreign: Sequence[str] = ()
-    foreign_in_all: int = 0
+    unmanaged: Sequence[str] = ()
+    unmanaged_in_all: int = 0
 
     @classmethod
     def of(cls, message: Mapping[str, Any], files: Mapping[str, Watched]) -> Look:

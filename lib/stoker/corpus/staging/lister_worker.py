@@ -12,7 +12,7 @@ messages: {"kind": "ready"} once, first; {"kind": "alive"} while it waits;
     for a folder, as often as needed, {"kind": "files", "look": n,
         "files": [[path, size, mtime_ns, inode, ctime_ns]]},
         then {"kind": "looked", "look": n, "missing", "refused": [[path, reason]], "unreadable": [...],
-        "foreign": [path] of some unfinished files of other clients, "foreign_in_all": their number,
+        "unmanaged": [path] of some unfinished files of other clients, "unmanaged_in_all": their number,
         "polling": why the worker cannot announce changes between looks, empty where it can};
         {"kind": "changed"} once after a look, when another look may find a change;
     for a disk {"kind": "seen", "look": n, and the fields of Seen}, and after it, as to every
@@ -45,7 +45,7 @@ from stoker.store.errors import ConfigError, LockHeld, UnavailableError
 from stoker.store.files import make_dir
 from stoker.store.layout import DISK_LOCK, HotLayout, WarmLayout
 
-_FOREIGN_SHOWN = 100
+_UNMANAGED_SHOWN = 100
 _PEEK_EVERY_S = 1.0  # at the root's inode: no event announces a mount over it or another folder in its place
 _FILES_A_MESSAGE = 100  # below a message's size limit for the longest paths, even where each byte is escaped
 _PREDECESSOR_LEAVES_S = 5.0  # a killed daemon's lister ends a moment later, by its death signal
@@ -98,7 +98,7 @@ class Folder:
 
     def answer(self, asked: Mapping[str, Any]) -> None:
         number, missing, self._is_looking = asked["look"], False, True
-        passed: dict[str, list[list[str]]] = {"refused": [], "unreadable": [], "foreign": []}
+        passed: dict[str, list[list[str]]] = {"refused": [], "unreadable": [], "unmanaged": []}
         self._insist_apart()
         if self._watch is None:
             self._watch = Watch(self._root, self._heard, tree=True)
@@ -110,8 +110,8 @@ class Folder:
             missing = True
         except OSError as error:
             passed["unreadable"].append(["", error.strerror or str(error)])
-        foreign = sorted(path for path, _ in passed.pop("foreign"))
-        about = {"foreign": foreign[:_FOREIGN_SHOWN], "foreign_in_all": len(foreign)}
+        unmanaged = sorted(path for path, _ in passed.pop("unmanaged"))
+        about = {"unmanaged": unmanaged[:_UNMANAGED_SHOWN], "unmanaged_in_all": len(unmanaged)}
         self._report("looked", look=number, missing=missing, **passed, **about, polling=self._watch.polling)
         self._is_looking = False
         self._report_change()

@@ -28,7 +28,7 @@ def survey(task: dict[str, Any], report: Report) -> dict[str, Any]:
         for found in look_through(root, Selection(task["include"], task["exclude"]), alive):
             if isinstance(found, FileSeen):
                 files.append(found)
-            elif found.kind != "foreign":
+            elif found.kind != "unmanaged":
                 refused = refused or f" ({found.path}: {found.reason})"
     except OSError as error:
         return {"problem": f"cannot be read: {error.strerror}"}

@@ -93,6 +93,7 @@ class Worker:
         bounds: Bounds = NO_BOUNDS,
         environ: Mapping[str, str] | None = None,
         keep_open: bool = False,
+        shares_stderr: bool = False,
         python: str = sys.executable,
     ) -> None:
         """Starts `python -m module` with the task as its first input line.
@@ -101,7 +102,7 @@ class Worker:
         room for another process.
         """
         assert threading.current_thread() is threading.main_thread(), "workers are started by the main thread"
-        process = launch(module, name, environ or {}, python)
+        process = launch(module, name, environ or {}, python, shares_stderr=shares_stderr)
         self.pid = process.pid
         self.at_work = False
         self._process = process

@@ -29,14 +29,16 @@ class WorkerNotStarted(Transient):
     """The system has no room for another process now."""
 
 
-def launch(module: str, name: str, environ: Mapping[str, str], python: str) -> subprocess.Popen[bytes]:
-    """Starts `python -m module` with three pipes, as a worker of this process."""
+def launch(
+    module: str, name: str, environ: Mapping[str, str], python: str, *, shares_stderr: bool = False
+) -> subprocess.Popen[bytes]:
+    """Starts `python -m module` with pipes, as a worker of this process."""
     try:
         return subprocess.Popen(
             launch_command([python, "-P", "-m", module], signal.SIGKILL),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=None if shares_stderr else subprocess.PIPE,
             bufsize=0,
             env=child_environment({**ONE_THREAD, **environ}),
             process_group=0,  # the daemon handles Ctrl-C; and a kill of the group ends the worker's helpers
@@ -54,17 +56,18 @@ class Pipes:
     """Lines to and from a worker, and the last lines of its standard error."""
 
     def __init__(self, process: Any, *, pidfd: int, keep_open: bool) -> None:
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin and process.stdout
         self.stderr_tail: deque[str] = deque(maxlen=STDERR_LINES)
         self.keep_open = keep_open
         self._pidfd = pidfd
         self._unsent = bytearray()
-        self._open = {stream.fileno(): stream for stream in (process.stdin, process.stdout, process.stderr)}
-        self._stdin, self._stdout, self._stderr = self._open
+        streams = (process.stdin, process.stdout, process.stderr)
+        self._open = {stream.fileno(): stream for stream in streams if stream is not None}
+        self._stdin, self._stdout, *self._stderr = self._open
         self._out_lines, self._err_lines = LineBuffer(LINE_LIMIT), LineBuffer(STDERR_LINE_BYTES)
         self._epoll = select.epoll()
         self._epoll.register(pidfd, select.EPOLLIN)
-        for descriptor in (self._stdout, self._stderr):
+        for descriptor in (self._stdout, *self._stderr):
             os.set_blocking(descriptor, False)
             self._epoll.register(descriptor, select.EPOLLIN)
         os.set_blocking(self._stdin, False)
@@ -100,8 +103,9 @@ class Pipes:
 
     def read(self) -> list[bytes]:
         """Returns the lines of standard output since the last call; the stderr lines go to the tail."""
-        for line in self._read(self._stderr, self._err_lines):
-            self.stderr_tail.append(line.decode("utf-8", "replace"))
+        for stderr in self._stderr:
+            for line in self._read(stderr, self._err_lines):
+                self.stderr_tail.append(line.decode("utf-8", "replace"))
         return self._read(self._stdout, self._out_lines)
 
     def finish(self) -> list[bytes]:

@@ -32,7 +32,7 @@ class Activity:
 
     `module` runs as `python -m module`. `is_memory_bound`: the pool's `most_rss_bytes` holds for the worker.
     `is_reusable`: the module takes task after task, and an idle worker gets the next task. `keep_open` leaves
-    the worker's input open for further messages.
+    the worker's input open for further messages; `shares_stderr` passes its standard error to the daemon's.
     """
 
     kind: str
@@ -42,6 +42,7 @@ class Activity:
     is_memory_bound: bool = False
     is_reusable: bool = False
     keep_open: bool = False
+    shares_stderr: bool = False
 
 
 @dataclass
@@ -125,6 +126,7 @@ class WorkerPool(Generic[F]):
                 bounds=bounds,
                 environ={POOL_VARIABLE: self._name},
                 keep_open=activity.keep_open or activity.is_reusable,
+                shares_stderr=activity.shares_stderr,
             )
         else:
             worker.give(task, bounds=bounds)
@@ -228,17 +230,19 @@ class WorkerPool(Generic[F]):
                 "what it worked on stays reserved and continues by itself once the mount answers",
             )
 
-    def stop(self) -> None:
-        """Stops every worker and waits for its end; gives up on workers that the kernel does not let go."""
-        workers = self._workers()
+    def stop(self, subject: str | None = None) -> None:
+        """Stops one subject's worker, or all, and waits for the end; gives up on those the kernel keeps."""
+        jobs = [job for job in self.jobs if subject in (None, job.subject)]
+        workers = self._workers() if subject is None else [job.worker for job in jobs]
         for worker in workers:
             self._waiter.remove_fd(worker.fileno())
             worker.ask_to_stop(STOP_GRACE_S)
         until = time.monotonic() + STOP_GRACE_S + KILL_WAIT_S
         for worker in workers:
             worker.wait(until)
-        self._jobs.clear()
-        self._idle.clear()
+        for job in jobs:
+            del self._jobs[job.subject]
+        self._idle = [idle for idle in self._idle if subject is not None]
 
     def end_leftovers(self, patience_s: float = LEFTOVERS_END_S) -> None:
         """Kills the workers of an earlier daemon of this name, and waits until they are gone.

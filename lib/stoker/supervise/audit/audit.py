@@ -30,6 +30,7 @@ from stoker.supervise.audit import audit_identity as identity
 from stoker.supervise.audit.audit_rows import History, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import parse_record
+from stoker.supervise.trainer_kind import kind_of
 
 MOST_ROW_FINDINGS = 20  # a wrong row causes findings in later rows
 NO_PLAN = Plan((), GENESIS)
@@ -74,7 +75,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
     rows, damaged_rows = read_rows(layout.metrics)
     view = _View(pipeline, layout)
     proven: dict[str, CheckpointBody] = {}
-    view.add(layout.metrics, () if view.is_foreign else damaged_rows)
+    view.add(layout.metrics, damaged_rows if view.follows_plan else ())
     for name, proof in proofs.items():
         if proof.body is not None:
             proven[name] = proof.body
@@ -83,7 +84,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
         view.findings += [
             f"{layout.checkpoints / name / extra}: in no list of this checkpoint" for extra in proof.extra
         ]
-    view.findings += identity.run_findings(layout, view.record, None if view.is_foreign else view.pin)
+    view.findings += identity.run_findings(layout, view.record, view.pin if view.follows_plan else None)
     view.findings += _plan_findings(view)
     view.findings += identity.unfinished_findings(layout, proven, view.timelines)
     launches, damage = read_launches(layout.launches)
@@ -95,7 +96,7 @@ def _look(pipeline: Pipeline, layout: RunLayout, deep: bool) -> RunAudit:
             view.add(where, wrong)
     sealed = {(body.timeline, body.step): (body.tokens, Position(*body.position)) for body in proven.values()}
     history = History(view.plan, view.timelines, sealed, launches)
-    wrong = [] if view.is_foreign else row_findings(rows, history)  # its rows hold what it told
+    wrong = row_findings(rows, history) if view.follows_plan else []  # its rows hold what it told
     if len(wrong) > MOST_ROW_FINDINGS:
         wrong[MOST_ROW_FINDINGS:] = [f"more findings than these {MOST_ROW_FINDINGS}"]
     view.add(layout.metrics, wrong)
@@ -128,7 +129,7 @@ class _View:
         self.consumed = self._read(lambda: read_record(layout.consumed), nothing)
         self.sources = read_sources(pipeline.layout, pipeline.dataset.name)
         self.record = self._read(lambda: parse_record(read_record(layout.record), layout.record), None)
-        self.is_foreign = pipeline.train.foreign is not None  # it has neither plan nor books of tokens
+        self.follows_plan = kind_of(pipeline).follows_plan  # else it has neither plan nor tokens on record
         self.pin: DatasetPin | None = None
         with contextlib.suppress(DataError):  # the data audit reports it
             self.pin = read_pin(pipeline.layout, pipeline.dataset.name)
@@ -214,7 +215,7 @@ def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> 
         yield f"plan_head is {body.plan_head[:16]}, its {PLAN_COPY} ends at {copy.head[:16]}"
     if forks.hashes != view.timelines.hashes[: len(forks.hashes)]:
         yield f"its {TIMELINES_COPY} is no prefix of the run's timelines"
-    if tokens != body.tokens and not view.is_foreign:
+    if tokens != body.tokens and view.follows_plan:
         yield f"tokens={body.tokens}, but position {list(body.position)} has {tokens} before it"
 
 

@@ -1,4 +1,4 @@
-"""What a launch starts: the built-in trainer, or one of the user's own with what its level is given."""
+"""What a launch starts: the built-in trainer, or an external one with what its level is given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.store.layout import RunLayout
 from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
 
 _PLACE = re.compile(r"\{(path|step)\}")
-# What the built-in trainer gets besides; a trainer of the user's own must not see one of these by accident.
+# What the built-in trainer gets besides; an external trainer must not see one of these by accident.
 _OF_BUILT_IN = ("PYTHONSAFEPATH", "STOKER_PLAN", "STOKER_TIMELINES")
 
 
@@ -29,7 +29,25 @@ class Program:
     directory: Path | None = None
 
 
-def program(
+def planned_program(
+    pipeline: Pipeline, launch: Launch, layout: RunLayout, environ: Mapping[str, str], **_: Any
+) -> Program:
+    """Returns what a launch starts that follows the plan; `environ` is the supervisor's environment."""
+    train, given = pipeline.train, _environment(pipeline, launch, layout, environ)
+    if train.command is None:
+        return Program(TRAINER, {**given, "STOKER_RANK": "0"})  # its lines in the journal have the rank
+    full = {name: value for name, value in given.items() if name != "PYTHONSAFEPATH"}
+    return Program(train.command, full, working_directory(pipeline))
+
+
+def _environment(
+    pipeline: Pipeline, launch: Launch, layout: RunLayout, environ: Mapping[str, str]
+) -> dict[str, str]:
+    # The lines of each trainer in the journal have its pipeline.
+    return {**trainer_environment(environ, launch, layout), "STOKER_PIPELINE": pipeline.name}
+
+
+def external_program(
     pipeline: Pipeline,
     launch: Launch,
     layout: RunLayout,
@@ -38,19 +56,13 @@ def program(
     micro_batch: int | None = None,
     resumes_from: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Returns what a launch starts; `environ` is the supervisor's environment.
+    """Returns what a launch of an external trainer starts.
 
     `resumes_from` is the checkpoint.json of the checkpoint to resume from, None at the beginning;
     `micro_batch` is what is left of a trainer's after memory ran out.
     """
-    train, built_in = pipeline.train, trainer_environment(environ, launch, layout)
-    built_in["STOKER_PIPELINE"] = pipeline.name  # the lines of each trainer in the journal have it
-    if train.command is None:
-        return Program(TRAINER, {**built_in, "STOKER_RANK": "0"})  # its lines in the journal have the rank
-    directory = working_directory(pipeline)
-    if (foreign := train.foreign) is None:
-        full = {name: value for name, value in built_in.items() if name != "PYTHONSAFEPATH"}
-        return Program(train.command, full, directory)
+    external, directory = pipeline.train.external or External(), working_directory(pipeline)
+    given = _environment(pipeline, launch, layout, environ)
     path = None if resumes_from is None else path_of(resumes_from, directory)
     step = known_step(resumes_from) if path and resumes_from else None
     ours = {
@@ -60,17 +72,17 @@ def program(
     }
     if pipeline.has_data:
         ours["STOKER_SHARDS"] = str(pipeline.hot_layout.shards(pipeline.dataset.name))
-    kept = {name: value for name, value in built_in.items() if name not in _OF_BUILT_IN}
-    return Program((*train.command, *resuming(foreign, path, step)), kept | ours, directory)
+    kept = {name: value for name, value in given.items() if name not in _OF_BUILT_IN}
+    return Program((*(pipeline.train.command or ()), *resuming(external, path, step)), kept | ours, directory)
 
 
 def working_directory(pipeline: Pipeline) -> Path:
-    """Returns where a trainer of the user's own runs."""
+    """Returns where an external trainer runs."""
     external = pipeline.train.external or External()
     return external.directory or pipeline.file.parent
 
 
-def resuming(foreign: External, path: Path | None, step: int | None) -> tuple[str, ...]:
+def resuming(external: External, path: Path | None, step: int | None) -> tuple[str, ...]:
     """Returns the words that a command gets at a resume from a path; none at the beginning.
 
     A step that nobody knows is the word `unknown`.
@@ -78,4 +90,4 @@ def resuming(foreign: External, path: Path | None, step: int | None) -> tuple[st
     if path is None:
         return ()
     named = {"path": str(path), "step": "unknown" if step is None else str(step)}
-    return tuple(_PLACE.sub(lambda place: named[place[1]], word) for word in foreign.resume)
+    return tuple(_PLACE.sub(lambda place: named[place[1]], word) for word in external.resume)

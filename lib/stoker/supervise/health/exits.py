@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -99,48 +100,60 @@ class Exit:
         return self.kind in (ExitClass.STORAGE, ExitClass.TRY_AGAIN, ExitClass.STOPPED)
 
 
+Meaning = Callable[[GuardedEnd, Evidence, bool], Exit | None]
+
+
 def classify(
     end: GuardedEnd,
     evidence: Evidence | None = None,
     *,
     is_asked: bool,
     is_hung: bool,
-    is_foreign: bool = False,
+    meaning: Meaning | None = None,
     last_words: str | None = None,
 ) -> Exit:
     """Returns the class of an end; `finished` stands only if the newest checkpoint agrees.
 
     `is_asked`: the supervisor sent a stop; `is_hung`: it did so because the trainer showed no progress. A
-    stop that was asked for is kept by the sealed checkpoint, whatever code a launcher makes of it. A trainer
-    that `is_foreign` may do no more than die of it: that is no fault either.
+    stop that was asked for is kept by the sealed checkpoint, whatever code a launcher makes of it. `meaning`
+    knows what other ends mean of this kind of trainer.
     """
     seen = evidence or Evidence()
     exit_ = Exit(ExitClass.HUNG, "nothing moved in it any more, so it was stopped")
     if not is_hung:
-        exit_ = _classify(end, seen, is_asked=is_asked, is_foreign=is_foreign, last_words=last_words)
+        exit_ = _classify(end, seen, is_asked=is_asked, meaning=meaning, last_words=last_words)
     return replace(exit_, code=end.exit_code)
 
 
 def _classify(
-    end: GuardedEnd, seen: Evidence, *, is_asked: bool, is_foreign: bool, last_words: str | None
+    end: GuardedEnd, seen: Evidence, *, is_asked: bool, meaning: Meaning | None, last_words: str | None
 ) -> Exit:
     if is_asked and (end.code == 0 or seen.is_sealed):
         return Exit(ExitClass.STOPPED, "saved and stopped as asked")
     if end.code == end.signum is None:
         return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
-    how = f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
-    if is_asked and is_foreign and end.signum != signal.SIGKILL:
-        return Exit(ExitClass.STOPPED, f"stopped as asked ({how}); what it did not save is lost")
-    if is_foreign and end.code == 0 and end.left and _has_done_nothing(seen):
-        text = (
-            f"before its first step, and {end.left} of its processes went on: it must stay in the foreground"
-        )
-        return Exit(ExitClass.CRASHED, f"{how}, {text}")
+    if meaning is not None and (other := meaning(end, seen, is_asked)) is not None:
+        return other
+    how = _how(end)
     words = f": {last_words}" if last_words else _not_started(end, seen)
     kind, why = _judged(end, seen, words or "\n".join(seen.lines[-TOLD_LINES:]))
     is_unreadable = kind is ExitClass.STORAGE and os.strerror(errno.EIO) in words
     doubts_data = is_unreadable or kind in (ExitClass.BAD_DATA, ExitClass.NON_FINITE)
     return Exit(kind, f"{how}{why and ', '}{why}{words}", doubts_data)
+
+
+def meaning_of_external(end: GuardedEnd, seen: Evidence, is_asked: bool) -> Exit | None:
+    """Returns what ends of an external trainer mean that may do no more than die of a stop."""
+    if is_asked and end.signum != signal.SIGKILL:
+        return Exit(ExitClass.STOPPED, f"stopped as asked ({_how(end)}); what it did not save is lost")
+    if end.code == 0 and end.left and _has_done_nothing(seen):
+        text = f"before its first step, and {end.left} of its processes went on"
+        return Exit(ExitClass.CRASHED, f"{_how(end)}, {text}: it must stay in the foreground")
+    return None
+
+
+def _how(end: GuardedEnd) -> str:
+    return f"killed by {signal_name(end.signum)}" if end.signum is not None else f"exit code {end.code}"
 
 
 def _has_done_nothing(seen: Evidence) -> bool:

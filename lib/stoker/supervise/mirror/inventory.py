@@ -205,7 +205,7 @@ class MirrorState:
         self.trouble: str | None = None  # why the last try at `trouble_doing` failed
         self.trouble_doing = ""
         self.waiting = 0  # checkpoints still to be copied, as of the last listing
-        self.tend_at = self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
+        self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
 
     def looked(self, found: Iterable[Mirrored], now: float) -> None:

@@ -67,7 +67,7 @@ def read_evaluations(
         for line in lines:
             if b'"val_loss"' not in line:
                 continue
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn or foreign line
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn or unknown line
                 row = parse_json(line)
                 if row["step"] <= upto and counts(row["timeline"], row["step"], history):
                     found[row["step"]] = (row["val_loss"], row.get("val_stderr"))

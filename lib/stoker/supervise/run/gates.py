@@ -81,11 +81,15 @@ def growth_policy(pipeline: Pipeline) -> GrowthPolicy:
 def gate_wants(pipeline: Pipeline) -> GateWants:
     """Returns the data required before a new run begins."""
     train = pipeline.train
-    if train.foreign is not None:  # which windows it reads, and holds out, is its own affair
-        return GateWants(train.start_when.shard_sets, train.start_when.tokens, 0, 0)
     return GateWants(
         sets=train.start_when.shard_sets,
         train_tokens=train.start_when.tokens,
         heldout_tokens=train.evaluate.tokens if pipeline.shard.val_ratio else 0,
         seq_len=train.seq_len,
     )
+
+
+def wants_of_external(pipeline: Pipeline) -> GateWants:
+    """Returns the same for an external trainer: which windows it reads, and holds out, is its own affair."""
+    start_when = pipeline.train.start_when
+    return GateWants(start_when.shard_sets, start_when.tokens, 0, 0)

@@ -22,6 +22,7 @@ from stoker.config.schema_train import Schedule
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
+from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog, read_entries
@@ -43,13 +44,13 @@ class Launch:
     resume_step: int
     notify_socket: Path
     until: int | None = None  # a step to stop at, before the horizon
-    is_foreign: bool = False  # the trainer is the user's own, reads no plan and seals nothing
+    reads_output: bool = False  # its steps are read of its output, until it tells them itself
 
 
 def launch_body(
     launch: Launch,
     pipeline: Pipeline,
-    pin: DatasetPin,
+    pin: DatasetPin | None,
     record: RunRecord,
     *,
     steps: int | None = None,
@@ -61,6 +62,8 @@ def launch_body(
     windows that are read have that of their plan entry, and the held-out windows have their own. `numerics`
     are those of the checkpoint to resume from, None for a new run.
     """
+    if pin is None:
+        raise DataError(f"{pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
     train, identity, held = pipeline.train, record.identity, record.heldout
     steps = train.horizon if steps is None else steps
     model = train.model.body()
@@ -106,8 +109,8 @@ def launch_body(
     }
 
 
-def foreign_body(launch: Launch, pipeline: Pipeline, record: RunRecord) -> dict[str, Any]:
-    """Returns launch.json's body for a trainer of the user's own, which reads nothing of it.
+def external_body(launch: Launch, pipeline: Pipeline, _: Any, record: RunRecord, **__: Any) -> dict[str, Any]:
+    """Returns launch.json's body for an external trainer, which reads nothing of it.
 
     Its command is left out: it may hold a password.
     """

@@ -19,7 +19,7 @@ from stoker.supervise.run.origin import Origin
 RunState = Literal["waiting", "running", "paused", "halted", "finished", "failed"]
 
 
-BY_TRAINER = "trainer"  # why a run is finished whose trainer, the user's own, ended with 0
+BY_TRAINER = "trainer"  # why a run is finished whose external trainer ended with 0
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Identity:
     origin: Origin | None = None  # whose parameters it began with; None: random ones
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether a trainer of the user's own makes the run, which fixes nothing of its data."""
-        return not self.build_id
+    def follows_plan(self) -> bool:
+        """Whether its trainer does; an external one fixes nothing of its data."""
+        return bool(self.build_id)
 
     @property
     def init_from(self) -> str | None:
@@ -67,7 +67,7 @@ class Heldout:
 class RunRecord:
     """The run's present state. `launches` counts all, `fruitless` the latest ones in a row without progress.
 
-    `finished_with` is the digest of the file by which a foreign trainer finished.
+    `finished_with` is the digest of the file by which an external trainer finished.
     `best_step` is the furthest step ever reported or sealed, `reason` why the run failed. `halted` says why
     no launch is made until an operator resumes the run or changes its file, `paused` who asked for that.
 
@@ -183,8 +183,8 @@ def refusal(pipeline: Pipeline, record: Identity, wanted: Mapping[str, Any]) -> 
         for name, value in wanted.items()
         if value != getattr(record, name)
     ]
-    if record.is_foreign != (pipeline.train.foreign is not None):
-        whose = "a trainer of your own" if record.is_foreign else "one that follows the plan"
+    if record.follows_plan != pipeline.train.follows_plan:
+        whose = "one that follows the plan" if record.follows_plan else "an external trainer"
         changes = [f"train.command: {whose} has made its steps"]
     if not changes:
         return ""

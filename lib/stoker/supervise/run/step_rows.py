@@ -81,7 +81,7 @@ class StepRows:
         """Returns the row of a step that counts; None for another, and for an evaluation."""
         if b'"loss"' not in line:
             return None
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn or foreign line
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn or unknown line
             row = parse_json(line)
             step = row["step"]
             if "loss" not in row or not counts(row["timeline"], step, self._history or ()):

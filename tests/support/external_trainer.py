@@ -13,7 +13,7 @@ from support.pipelines import DataPipeline
 from support.training import TrainPipeline
 
 
-def make_foreign(home: Path, script: str, *words: str, name: str = "own", **keys: Any) -> TrainPipeline:
+def make_external(home: Path, script: str, *words: str, name: str = "own", **keys: Any) -> TrainPipeline:
     """Write the script as train.py and a file that runs it; `keys` are added by their path, "__" for dots."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "train.py").write_text(script)

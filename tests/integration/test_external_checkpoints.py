@@ -16,7 +16,7 @@ from stoker.cli.main import exit_code
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.requests import file_request
 from stoker.supervise.external import stoker_client
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 from support.outside import name_before
 from support.training import TrainPipeline
 from support.waiting import wait_until
@@ -115,7 +115,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(home: Path, script: str = SAVES, *words: str, until: int = 40, **keys: Any) -> TrainPipeline:
     settings = {"train__external": {"checkpoints": "out/*", "quiet": "0.3s"}, **keys}
-    run = make_foreign(home, script, *words, **settings)
+    run = make_external(home, script, *words, **settings)
     (home / "until").write_text(str(until))
     return run
 

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.store.layout import TRAIN_SUPERVISOR
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 from support.training import TrainPipeline
 from support.waiting import wait_until
 
@@ -33,7 +33,7 @@ def rows(run: TrainPipeline) -> list[dict[str, object]]:
 
 
 def test_steps_and_losses_of_a_trainer_that_knows_nothing_of_stoker_are_in_the_log(tmp_path: Path) -> None:
-    run = make_foreign(tmp_path, PRINTS)
+    run = make_external(tmp_path, PRINTS)
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
     assert [one["step"] for one in run.events("trainer_exited")] == [30, 40]
@@ -73,7 +73,7 @@ while True:
 def test_a_flood_neither_blocks_the_trainer_while_the_supervisor_stands_still_nor_the_supervisor(
     tmp_path: Path,
 ) -> None:
-    run = make_foreign(tmp_path, FLOODS, supervise__stop_time="1s")
+    run = make_external(tmp_path, FLOODS, supervise__stop_time="1s")
 
     def printed() -> int:
         mark = tmp_path / "printed"
@@ -107,7 +107,7 @@ while True:
 
 
 def test_a_trainer_that_forks_away_is_ended_and_an_endless_expression_too(tmp_path: Path) -> None:
-    run = make_foreign(
+    run = make_external(
         tmp_path, FORKS_AWAY, train__external={"step": r"(a+)+(\d)$"}, supervise__no_progress_launches=1
     )
     ended = run.once()
@@ -129,7 +129,7 @@ for n in range(6):
 
 
 def test_reading_goes_on_over_a_reload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_foreign(tmp_path, PRINTS_WHEN_ASKED)
+    run = make_external(tmp_path, PRINTS_WHEN_ASKED)
     daemon = run.start()
     try:
         for n in range(3):

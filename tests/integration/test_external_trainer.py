@@ -15,7 +15,7 @@ import yaml
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import read_record
 from stoker.supervise.audit.audit import audit_run
-from support.foreign import make_foreign
+from support.external_trainer import make_external
 from support.pipelines import make_pipeline
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
@@ -52,7 +52,7 @@ def test_it_runs_beside_its_modules_with_the_environment_of_the_protocol_until_i
     monkeypatch.setenv("WATCHDOG_USEC", "1000000000")
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     home = tmp_path / "home"
-    run = make_foreign(home, TELLS, "1", "piped", "0", train__external={"resume": ["--resume", "{path}"]})
+    run = make_external(home, TELLS, "1", "piped", "0", train__external={"resume": ["--resume", "{path}"]})
     (home / "beside.py").touch()
     monkeypatch.chdir(tmp_path)
     ended = run.once()
@@ -99,7 +99,7 @@ sys.exit(code)
 
 def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go_on(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    run = make_foreign(home, SPEAKS, train__steps=10)
+    run = make_external(home, SPEAKS, train__steps=10)
     launches = [
         (["STEP=2", "MICRO_BATCH=8"], "torch.OutOfMemoryError: CUDA out of memory. Tried", 1),
         (["STEP=5", "MICRO_BATCH=4"], "", 0),
@@ -129,7 +129,7 @@ def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go
 
 def test_what_has_no_work_is_not_started_and_ends_at_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    run = make_foreign(home, "print('done')")
+    run = make_external(home, "print('done')")
     for daemon in (DOWNLOAD_WATCHDOG, STAGE_SHARD):
         ended = run.data.once(daemon)
         assert ended.returncode == 0 and "the pipeline has no dataset" in ended.stderr
@@ -170,7 +170,7 @@ def test_with_a_dataset_it_waits_for_the_start_gate_and_is_told_where_the_shard_
     }
     sets = sorted(path.name for path in (home / "hot/shards/prose").iterdir())
     script = "import os; print(sorted(os.listdir(os.environ['STOKER_SHARDS'])))"
-    run = make_foreign(home, script, name="data", hot="hot", train__start_when={"tokens": "1000"}, **data)
+    run = make_external(home, script, name="data", hot="hot", train__start_when={"tokens": "1000"}, **data)
     supervisor = run.once()
     assert supervisor.returncode == 0, supervisor.stderr
     assert str(sets) in supervisor.stdout

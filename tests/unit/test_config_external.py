@@ -21,7 +21,7 @@ def commanded(written: str) -> str:
 
 def test_a_trainer_of_the_users_own_needs_no_data_no_model_and_no_steps(tmp_path: Path) -> None:
     pipeline = load_text(tmp_path, OWN)
-    assert not pipeline.has_data and pipeline.train.foreign is not None
+    assert not pipeline.has_data and not pipeline.train.follows_plan
     assert pipeline.train.command == ("python", "train.py")
     shown = effective_yaml(pipeline)
     assert load_text(tmp_path, shown).model_dump() == pipeline.model_dump()
