@@ -158,13 +158,13 @@ def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_ba
     shutil.rmtree(hot_set(data, two))
     want(data, [str(two.key)])
     with at_work(data):
-        wait_until(lambda: data.events("stage_shard", "warm_copy_rotten"), 60.0, "the rotten copy")
+        wait_until(lambda: data.events("stage_shard", "shard_set_invalid"), 60.0, "the rotten copy")
         wait_until(lambda: data.sources()[two.path].on_warm, 60.0, "the set built anew and copied")
         assert data.sets() == sets
         assert is_proven(warm_set(data, two), two)
     data = copied.again(tmp_path, evict=EVERYTHING_OFF)
     with at_work(data):
-        lost = wait_until(lambda: data.events("stage_shard", "warm_copy_lost"), 60.0, "the other one")
+        lost = wait_until(lambda: data.events("stage_shard", "shard_set_lost"), 60.0, "the other one")
         wait_until(lambda: data.sources()[three.path].evicted, 60.0, "room")
         wait_until(lambda: data.sources()[one.path].evicted, 60.0, "the set whose copy was made again")
     assert lost[0]["path"] == one.path
