@@ -61,6 +61,7 @@ SUM = "5b137774cb019dc436639542910352c843df4896ec997726cf3817ef1f020091"
             "a launch ended: exit class killed, pid 123456. Another launch resumes from the newest proven "
             "checkpoint, unless the run is over.",
         ),
+        ({"event": "staging_paused", "reason": "gone"}, "the source cannot be read: gone"),  # a former word
         (  # no sentence of its own
             {
                 "event": "odd_thing",
