@@ -26,7 +26,7 @@ def test_another_card_is_recorded_where_it_begins_and_a_replay_comes_up_to_there
         ended = run.once()
         assert ended.returncode == 0, ended.stderr
     (event,) = run.events("bits_end_here")
-    assert (event["step"], event["message"], event["level"]) == (CHANGE, "card: A -> B", "warning")
+    assert (event["step"], event["message"], event["level"]) == (CHANGE, "card: A -> B", "info")
     lines, damage = read_launches(run.run.launches)
     # A new run has none before its trainer tells them, and a resumed one its checkpoint's.
     cards = [(one.settings["numerics"] or {}).get("card") for one in lines]
@@ -62,7 +62,7 @@ def test_a_halved_micro_batch_is_told_and_the_next_launch_begins_with_it(
     monkeypatch.setenv("STOKER_TEST_HALVES_AFTER", "5")
     run = make_training(shard_sets, tmp_path, train__steps=10)
     assert run.once().returncode == 0
-    (event,) = run.events("micro_batch_halved")
+    (event,) = run.events("micro_batch_lowered")
     assert (event["step"], event["before"], event["micro_batch"]) == (5, 4, 2)
     assert [event["message"] for event in run.events("bits_end_here")] == ["micro_batch: 4 -> 2"]
 
@@ -70,4 +70,4 @@ def test_a_halved_micro_batch_is_told_and_the_next_launch_begins_with_it(
     assert run.once().returncode == 0
     launches, _ = read_launches(run.run.launches)
     assert [one.settings["numerics"]["micro_batch"] for one in launches[-2:]] == [2, 2]
-    assert len(run.events("micro_batch_halved")) == 1
+    assert len(run.events("micro_batch_lowered")) == 1

@@ -118,7 +118,7 @@ def test_a_checkpoint_whose_plan_is_gone_gives_it_back_and_the_run_goes_on(
     run.run.plan.unlink()
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
-    assert run.events("plan_restored")[-1]["source"] == f"step-{STEPS:09d}"
+    assert run.events("run_file_restored")[-1]["source"] == f"step-{STEPS:09d}"
     after = read_plan(run.run.plan)
     assert after.hashes[: len(before.hashes)] == before.hashes
     assert [row["step"] for row in run.rows()] == list(range(1, STEPS + 21))

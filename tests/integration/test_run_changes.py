@@ -154,7 +154,7 @@ def test_a_set_that_rots_while_it_is_read_is_restored_and_the_run_goes_on(
 Edit = Callable[[list[bytes]], list[bytes]]
 EDITS: dict[str, tuple[Edit, int, str]] = {
     "reordered": (lambda lines: lines[::-1], 65, "lines were changed or lost"),
-    "cut": (lambda lines: lines[:-1], 0, "plan_restored"),
+    "cut": (lambda lines: lines[:-1], 0, "run_file_restored"),
 }
 
 

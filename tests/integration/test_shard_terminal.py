@@ -27,7 +27,7 @@ def test_a_terminal_shows_progress_below_whole_log_lines_and_is_left_clean(tmp_p
     assert code == 0
     assert screen.last == "", "nothing is left of the line"
     assert all(LOGGED.match(line) for line in screen.lines), screen.lines
-    assert screen.lines[-1].endswith(" the daemon ended in order")
+    assert screen.lines[-1].endswith(" the daemon stopped in order")
     assert not screen.styled
     assert max(map(len, screen.footers)) < 60
     counted = [line for line in screen.footers if line != "looking for files"]

@@ -148,15 +148,15 @@ def test_staging_waits_for_an_unmounted_source_and_blames_no_file(tmp_path: Path
     data.source.mkdir()  # the mount point
     daemon = data.start("stage_shard")
     try:
-        wait_until(lambda: data.events("stage_shard", "staging_paused"), what="the pause")
+        wait_until(lambda: data.events("stage_shard", "source_unavailable"), what="the pause")
         wait_until(lambda: "mount it" in data.status().get("trouble", ""), what="the reason in the status")
         data.source.rmdir()
         (tmp_path / "away").rename(data.source)
         wait_until(lambda: set(data.states().values()) == {"released"}, what="everything built")
     finally:
         assert daemon.stop() == 0
-    assert len(data.events("stage_shard", "staging_paused")) == 1
-    assert len(data.events("stage_shard", "staging_resumed")) == 1
+    assert len(data.events("stage_shard", "source_unavailable")) == 1
+    assert len(data.events("stage_shard", "source_available")) == 1
     assert not data.reasons()
 
 

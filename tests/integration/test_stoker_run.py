@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.cli.pipeline.run import LOG_BYTES
 from stoker.kit.lock import read_holder
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process
-from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import ENDING_S, kill_tree, wait_gone
@@ -162,11 +163,29 @@ def test_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path, started: Any
     ]
 
 
-def test_no_series_appears_later_and_every_page_is_clean(
-    shard_sets: Path, tmp_path: Path, started: Any
-) -> None:
-    """A counter that is born at 1 is missed by increase()."""
-    run = started(pipeline_of_sets(shard_sets, tmp_path), "--until-done")
+def test_a_healthy_life_has_no_warning_and_no_series_that_appears_later(tmp_path: Path, started: Any) -> None:
+    """Another file, a changed one, a pause, a reload, a stop, a restart and the end of a run.
+
+    An increase() misses a counter that is born at 1.
+    """
+    settings = SETTINGS | {"train__steps": 100_000, "train__schedule": {"warmup_steps": 10}}
+    pipeline = make_pipeline(tmp_path, **settings)
+    write_fineweb(pipeline.source / "0.parquet", rows=150)
+    run = started(pipeline, "--quiet")
+    wait_until(run.training.checkpoints, LONG_S, "a checkpoint")
+    write_fineweb(pipeline.source / "1.parquet", rows=150, seed=2)
+    wait_until(lambda: pipeline.states().get("1.parquet") == "released", LONG_S, "the other file's set")
+    write_fineweb(pipeline.source / "1.parquet", rows=150, seed=3)
+    wait_until(lambda: pipeline.events(DOWNLOAD_WATCHDOG, "source_changed"), LONG_S, "its new content")
+    assert exit_code(["pause", str(pipeline.file)]) == 0
+    wait_until(lambda: run.training.events("run_paused"), LONG_S, "the pause")
+    assert exit_code(["resume", str(pipeline.file)]) == 0
+    make_pipeline(tmp_path, **settings, supervise__hang_limit="17m")
+    assert exit_code(["reload", str(pipeline.file)]) == 0
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(LONG_S) == 0
+    make_pipeline(tmp_path, **settings | {"train__steps": run.training.last_step() + 20})
+    run = started(pipeline, "--until-done", "--quiet")
     first: dict[str, str] = {}
     last: dict[str, str] = {}
 
@@ -188,6 +207,12 @@ def test_no_series_appears_later_and_every_page_is_clean(
     assert 'stoker_train_restarts_total{class="finished"} 1.0' in last[TRAIN_SUPERVISOR]
     count = re.search(r"^stoker_train_step_seconds_count (\d+)", last[TRAIN_SUPERVISOR], re.MULTILINE)
     assert count and int(count[1]) > 0
+
+    told = [event for daemon in DAEMONS for event in pipeline.events(daemon) if event["level"] != "info"]
+    assert told == [] == re.findall(r"^\d\d:\d\d:\d\d .*", run.said(), re.MULTILINE)
+    for daemon in DAEMONS:
+        log = (pipeline.pipeline.runtime.root / "log" / f"{daemon}.log").read_text()
+        assert re.findall(r".* level=(?!info).*", log) == []
 
 
 def scraped(lock: Path) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,10 @@ def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(copied: Co
     assert read_claims(data.pipeline.layout, STAGE_SHARD) == ()
 
 
+def lost_on_warm(data: DataPipeline) -> list[dict[str, Any]]:
+    return [lost for lost in data.events("stage_shard", "shard_set_lost") if lost.get("place") == "warm"]
+
+
 def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_back(
     copied: Copied, tmp_path: Path
 ) -> None:
@@ -158,13 +163,13 @@ def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_ba
     shutil.rmtree(hot_set(data, two))
     want(data, [str(two.key)])
     with at_work(data):
-        wait_until(lambda: data.events("stage_shard", "warm_copy_rotten"), 60.0, "the rotten copy")
+        wait_until(lambda: data.events("stage_shard", "shard_set_invalid"), 60.0, "the rotten copy")
         wait_until(lambda: data.sources()[two.path].on_warm, 60.0, "the set built anew and copied")
         assert data.sets() == sets
         assert is_proven(warm_set(data, two), two)
     data = copied.again(tmp_path, evict=EVERYTHING_OFF)
     with at_work(data):
-        lost = wait_until(lambda: data.events("stage_shard", "warm_copy_lost"), 60.0, "the other one")
+        lost = wait_until(lambda: lost_on_warm(data), 60.0, "the other one")
         wait_until(lambda: data.sources()[three.path].evicted, 60.0, "room")
         wait_until(lambda: data.sources()[one.path].evicted, 60.0, "the set whose copy was made again")
     assert lost[0]["path"] == one.path

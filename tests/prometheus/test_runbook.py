@@ -11,9 +11,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.cli.main import cli
-from stoker.kit.event_words import REGISTER, WORDS
+from stoker.kit.event_types import event_types, register
 from stoker.kit.metrics import Metrics
-from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stokerd.download.loop import FIGURES as DOWNLOAD
 from stokerd.sharding.status import FIGURES as SHARD
 from stokerd.supervision.run import Timings
@@ -115,7 +115,7 @@ def test_rules_ask_for_values_of_labels_that_there_are() -> None:
 
 
 def test_the_runbook_names_events_that_the_daemons_record() -> None:
-    known = {word for words in WORDS.values() for word in words}
+    known = {word for daemon in DAEMONS for word in event_types(daemon)}
     listed = re.findall(r"[Ee]vents? ((?:`\w+`(?:, | and | or )?)+)", RUNBOOK)
     named = {word for each in listed for word in re.findall(r"`(\w+)`", each)}
     assert len(named) > 20
@@ -127,17 +127,17 @@ def test_the_runbook_names_events_that_the_daemons_record() -> None:
 
 def test_the_register_and_the_runbook_tell_the_same_act() -> None:
     acts = dict(re.findall(r"^### (\w+)\n.*?^\*\*Act\.\*\* (.*?)^\*\*Verify", RUNBOOK, re.M | re.S))
-    for name, word in REGISTER.items():
+    for name, word in register().items():
         if word.alert:
             act = " ".join(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", acts[word.alert]).split())
             assert word.do.rstrip(".") in act.replace("/etc/stoker/NAME.yaml", "FILE"), (
                 f"{name} and {word.alert}"
             )
-    told = {word.alert for word in REGISTER.values()}
+    told = {word.alert for word in register().values()}
     for title, text in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", RUNBOOK, re.M | re.S):
         check = text.split("**Check.**")[1].split("**Act.**")[0]
-        named = {word for word in re.findall(r"`(\w+)`", check) if word in REGISTER}
-        assert title in told or not any(REGISTER[word].alert == "" for word in named), f"{title}: {named}"
+        named = {word for word in re.findall(r"`(\w+)`", check) if word in register()}
+        assert title in told or not any(register()[word].alert == "" for word in named), f"{title}: {named}"
 
 
 def test_the_manual_and_the_register_name_commands_and_options_that_exist() -> None:

@@ -1,4 +1,4 @@
-"""The commands that the manual has people type: of README, docs, units and the register of event words."""
+"""The commands that the manual has people type: of README, docs, units and the tables of event types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from stoker.kit.event_words import REGISTER
+from stoker.kit.event_types import register
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy" / "systemd" / "README.md")
@@ -41,8 +41,8 @@ def filled(command: str, values: Mapping[str, str]) -> str:
 def _texts() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         yield str(page.relative_to(ROOT)), page.read_text()
-    for name, word in REGISTER.items():
-        yield f"the event {name}", f"{word.means} {word.check} {word.do}"
+    for name, of in register().items():
+        yield f"the event {name}", f"{of.meaning} {of.check} {of.do}"
 
 
 def _lines(block: str) -> list[str]:

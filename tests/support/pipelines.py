@@ -26,7 +26,7 @@ from stoker.corpus.records.receipts import (
     write_receipt,
 )
 from stoker.corpus.records.sources import Source, read_sources
-from stoker.kit.event_words import WORDS
+from stoker.kit.event_types import event_types
 from stoker.kit.lock import read_holder
 from stoker.observe.status import read_status
 from stoker.store.log import read_log
@@ -77,7 +77,7 @@ class DataPipeline:
     def events(self, daemon: str, word: str | None = None) -> list[dict[str, Any]]:
         """What a daemon recorded."""
         entries = read_log(self.pipeline.layout.events(daemon)).entries
-        assert {entry["event"] for entry in entries} <= WORDS[daemon].keys(), "a word that is in no register"
+        assert {entry["event"] for entry in entries} <= event_types(daemon).keys(), "a word of no table"
         return [entry for entry in entries if word is None or entry["event"] == word]
 
     def status(self, daemon: str = "stage_shard") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState,
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.context import DaemonContext
-from stoker.kit.event_words import REGISTER
+from stoker.kit.event_types import event_types
 from stoker.kit.events import Events
 from stoker.kit.loop import Waiter
 from stoker.kit.workers.parent import Worker
@@ -63,7 +63,7 @@ class Recorded(Events):
         self.all: list[tuple[str, dict[str, Any]]] = []
 
     def record(self, event: str, **fields: Any) -> None:
-        self.all.append((event, {"level": REGISTER[event].level, **fields}))
+        self.all.append((event, {"level": event_types("stage_shard")[event].level, **fields}))
 
     @property
     def words(self) -> list[str]:

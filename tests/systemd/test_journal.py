@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit.event_words import REGISTER
-from stoker.kit.event_words.word import ALL_IS_WELL
+from stoker.kit.event_types import register
 from support.skipping import unless_missing
 from systemd.box import Box, missing
 
@@ -53,7 +52,7 @@ def test_the_journal_explains_events_and_knows_the_launch_of_a_trainers_lines() 
         assert re.search(r"a\.parquet hashed, 1 B\n\w.*: the daemon ended with an error: a reason\n", told), (
             told
         )
-        assert "Do: Make room; it looks every few seconds." in told
+        assert "Do: Free space; it is checked every few seconds." in told
         assert "A write met a full disk; its work waits (thread: disk_full)" in told
         assert "cat /proc/4711/stack" in told, "a field of the event is in the text"
         assert "`stoker config check /srv/thread.yaml`" in told, "the file wherever it is"
@@ -67,5 +66,5 @@ def test_the_journal_explains_events_and_knows_the_launch_of_a_trainers_lines() 
 
         known = box.run("journalctl", "--list-catalog").stdout
         assert sum("(@STOKER_PIPELINE@: " in line for line in known.splitlines()) == sum(
-            word.means != ALL_IS_WELL for word in REGISTER.values()
+            bool(of.meaning) for of in register().values()
         )

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.kit import events as events_module
-from stoker.kit.event_words import words_of
+from stoker.kit.event_types import event_types
 from stoker.kit.events import Events, EventTail, Log
 from stoker.kit.metrics import Figure, Metrics
 from stoker.store.errors import ConfigError, UnavailableError
@@ -153,7 +153,7 @@ def test_every_event_word_is_counted_from_0_and_requests_are_shown_until_answere
 ) -> None:
     metrics = Metrics(DAEMON, lambda: waiting_requests(layout, DAEMON))
     found = series(metrics)
-    assert {key[1] for key in found if key[0] == "stoker_events_total"} == words_of(DAEMON).keys()
+    assert {key[1] for key in found if key[0] == "stoker_events_total"} == event_types(DAEMON).keys()
     assert found["stoker_events_total", "source_quarantined"] == found["stoker_requests_waiting",] == 0
     assert math.isnan(found["stoker_requests_oldest_timestamp_seconds",])
     file_request(layout, DAEMON, "release", {})

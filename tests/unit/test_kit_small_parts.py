@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.kit.event_words import message_id
+from stoker.kit.event_types import message_id
 from stoker.kit.events import Log, format_fields
 from stoker.kit.loop import Backoff
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment, signal_process

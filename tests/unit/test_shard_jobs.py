@@ -81,7 +81,7 @@ class TestStage:
         for _ in range(2):
             shard.job("stage")
             assert shard.done(status="unavailable", reason="mount it") == ["stage_failed"]
-        assert shard.events.words == ["staging_paused", "stage_failed", "stage_failed"]
+        assert shard.events.words == ["source_unavailable", "stage_failed", "stage_failed"]
 
     @pytest.mark.parametrize("status", ["mismatch", "changed"])
     def test_other_content_is_disputed_once_and_starts_over(self, shard: Shard, status: str) -> None:

@@ -27,13 +27,13 @@ ENDS: list[tuple[str, Facts, list[str], Facts]] = [
     ("sync bad_source", PROVEN, ["shard_set_invalid", "start over"], AGAIN),
     ("sync missing", PROVEN, ["alert sync_failed"], PROVEN),
     ("hydrate copied", WARM_ONLY, ["write synced", "shard_set_hydrated"], {"evicted": False}),
-    ("hydrate bad_source", WARM_ONLY, ["start over", "warm_copy_rotten"], AGAIN),
+    ("hydrate bad_source", WARM_ONLY, ["start over", "shard_set_invalid"], AGAIN),
     ("hydrate missing", WARM_ONLY, ["alert hydrate_failed"], WARM_ONLY),
     ("evict evicted", LEAVING, ["write synced", "shard_set_evicted"], WARM_ONLY),
     ("evict unreadable_copy", LEAVING, ["write synced", "eviction_cancelled"], {"evicted": False}),
-    ("evict bad_copy", LEAVING, ["write proven", "warm_copy_lost"], {"on_warm": False}),
-    ("evict bad_copy", WARM_ONLY, ["start over", "warm_copy_rotten"], AGAIN),
-    ("evict lost", LEAVING, ["start over", "warm_copy_rotten"], AGAIN),
+    ("evict bad_copy", LEAVING, ["write proven", "shard_set_lost"], {"on_warm": False}),
+    ("evict bad_copy", WARM_ONLY, ["start over", "shard_set_invalid"], AGAIN),
+    ("evict lost", LEAVING, ["start over", "shard_set_invalid"], AGAIN),
     ("evict missing", LEAVING, ["alert evict_failed"], LEAVING),
 ]
 RAW = {"reason": "why", "bytes": 5, "cached": False}
@@ -91,7 +91,7 @@ class TestMoves:
         assert warm_shard.state.pauses.until("hydrate", warm_shard.state) <= clock.now
         moved(warm_shard, "sync", "copied")
         assert warm_shard.state.pauses.until("sync", warm_shard.state) <= clock.now
-        assert warm_shard.events.words == ["sync_failed", "sync_resumed", "shard_set_synced"]
+        assert warm_shard.events.words == ["sync_failed", "moves_resumed", "shard_set_synced"]
 
     def test_a_copy_that_broke_off_leaves_nothing_on_hot(self, warm_shard: Shard) -> None:
         for kind in ("again", "disk_full"):
@@ -115,7 +115,7 @@ class TestMoves:
             warm_shard.job("hydrate")
             assert warm_shard.end("a", Outcome("storage", "page cache only")) == ["alert hydrate_failed"]
         warm_shard.job("hydrate")
-        effects = ["alert hydrate_failed", "start over", "warm_copy_rotten"]
+        effects = ["alert hydrate_failed", "start over", "shard_set_invalid"]
         assert warm_shard.end("a", Outcome("storage", "page cache only")) == effects
 
     def test_once_gives_up_at_last(self, make_shard: MakeShard) -> None:
@@ -142,7 +142,7 @@ class TestRecall:
         ("verdict", "effects", "state"),
         [
             ("proven", ["write synced", "shard_set_recalled"], "synced"),
-            ("invalid", ["warm_copy_rotten"], "seen"),
+            ("invalid", ["shard_set_invalid"], "seen"),
             ("unreadable", ["alert recall_failed"], "seen"),
         ],
     )
@@ -208,7 +208,7 @@ class TestLook:
     def test_a_copy_that_is_gone_from_warm_is_made_again(self, warm_shard: Shard) -> None:
         warm_shard.source(state="synced", on_warm=True)
         warm_shard.look("warm", published=())
-        assert warm_shard.events.words == ["warm_copy_lost"]
+        assert warm_shard.events.words == ["shard_set_lost"]
         assert (warm_shard.on_disk().state, warm_shard.on_disk().on_warm) == ("proven", False)
 
     def test_a_set_that_was_on_warm_only_starts_over_when_a_second_look_misses_it_too(

@@ -123,10 +123,8 @@ class TestSourceAway:
         assert "mount it" in pauses.source_trouble(shard.state)
         assert self.stage(shard, STAGED) == 0.0
         assert pauses.source_trouble(shard.state) == ""
-        assert [word for word in shard.events.words if "staging" in word] == [
-            "staging_paused",
-            "staging_resumed",
-        ]
+        told = [word for word in shard.events.words if "available" in word]
+        assert told == ["source_unavailable", "source_available"]
 
     def test_what_hangs_in_the_kernel_keeps_others_from_hanging_there_too(self, shard: Shard) -> None:
         job = shard.job("prove", work=SourceWork())

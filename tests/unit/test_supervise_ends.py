@@ -206,7 +206,7 @@ def test_a_fetched_copy_is_proven_here_and_a_bad_one_is_never_asked_for_again(wa
         "logs": [],
         "heldout": "brought",
     }
-    assert warm.ended(fetch, fetched) == ["checkpoint_fetched", "heldout_restored"]
+    assert warm.ended(fetch, fetched) == ["checkpoint_fetched", "run_file_restored"]
     assert warm.run.newest is not None and warm.run.newest.step == 40
     assert warm.run.state.proofs[NEWER] == "proven"
     assert warm.run.checkpoints.kept == {NEWER}
@@ -223,7 +223,7 @@ def test_lost_rollbacks_come_back_before_anything_is_chosen(warm: Warm, tmp_path
     log.close()
     found = listing(foreign=("another",), timelines=(tmp_path / "copy.jsonl").read_text())
     words = [*warm.ended(LOOK, found), *warm.ended(LOOK, found)]
-    assert words == ["timelines_restored"]
+    assert words == ["run_file_restored"]
     assert read_timelines(warm.run.layout.timelines).current == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.kit import events
-from stoker.kit.event_words import REGISTER
+from stoker.kit.event_types import register
 from stoker.kit.events import Log
 from stoker.kit.relay import KeptOutput, Relay
 from stoker.systemd import journal
@@ -193,12 +193,12 @@ def test_routine_work_is_a_line_a_minute_after_the_first_of_each_word(
     log.info("daemon_stopped")
     log.info("file_verified", path="y")
     assert server.messages() == [
-        "an attempt to fetch a file failed: x. It is tried again by itself; the other files go on.",
-        f"the daemon ended in order (besides: {', '.join(f'99 {word}' for word in growing)})",
+        "an attempt to fetch a file failed: x",
+        f"the daemon stopped in order (besides: {', '.join(f'99 {word}' for word in growing)})",
     ]
     monkeypatch.setattr(events, "ROUTINE_S", 0.0)
     log.info("source_proven", path="z")
-    assert server.messages() == [f"{REGISTER['source_proven'].subject}: z (besides: 1 file_verified)"]
+    assert server.messages() == [f"{register()['source_proven'].headline}: z (besides: 1 file_verified)"]
 
 
 def test_the_bars_limit_is_a_minute() -> None:

@@ -24,7 +24,7 @@ def test_the_last_error_event_goes_before_lines_and_lines_come_in_their_order() 
     [
         ("stage-shard", "78", {}, f"`stoker config check {FILE}`"),
         ("stage-shard", "78", STATE_FULL, f"`stoker config check {FILE}`"),
-        ("stage-shard", "74", STATE_FULL, "Make room on the state disk"),
+        ("stage-shard", "74", STATE_FULL, "Free space on the state disk"),
         ("stage-shard", "1", {}, "`journalctl -xu stoker-stage-shard@fineweb.service`"),
         ("audit", "1", {}, f"`stoker audit {FILE}`"),
         ("scrub", "1", {}, f"`stoker audit {FILE} --deep`"),

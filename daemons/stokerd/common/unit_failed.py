@@ -14,8 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stoker.kit.event_words import REGISTER
-from stoker.kit.event_words.word import filled
+from stoker.kit.event_types import event_type, filled
 from stoker.kit.events import PRIORITIES, Log
 from stoker.store.record import parse_json
 
@@ -51,9 +50,9 @@ def remedy(unit: str, file: str, exit_code: str, event: Entry) -> str:
     start = f"then `systemctl{whose} start {unit}`"
     if exit_code == str(os.EX_CONFIG):
         return f"do what the error says; `stoker config check {file}` checks the file; {start}"
-    word = REGISTER.get(str(event.get("STOKER_EVENT")))
-    if word is not None and word.do:
-        return filled(word.do, file, pipeline, lambda name: str(event.get(f"STOKER_{name.upper()}", "")))
+    known = event_type(str(event.get("STOKER_EVENT")))
+    if known is not None and known.do:
+        return filled(known.do, file, pipeline, lambda name: str(event.get(f"STOKER_{name.upper()}", "")))
     return f"`journalctl{whose} -xu {unit}` says what came before; {start}"
 
 

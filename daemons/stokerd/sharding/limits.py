@@ -185,12 +185,12 @@ class Pauses:
         """Pauses all staging after a failure to read the folder: otherwise each file would fail in turn."""
         self.retries.retry_in(SOURCE, min(self.retries.failed(SOURCE), SOURCE_RETRY_S))
         if self._begin("source", reason):
-            self._events.record("staging_paused", reason=reason)
+            self._events.record("source_unavailable", reason=reason)
 
     def source_answered(self) -> None:
         self.retries.succeeded(SOURCE)
         if self._all.pop("source", None) is not None:
-            self._events.record("staging_resumed")
+            self._events.record("source_available")
 
     def look(self, state: State) -> None:
         """Reads memory; with --once raises the error of a pause that lasted too long."""

@@ -37,7 +37,7 @@ class Rollbacks:
         """Restores lost timelines, finishes an interrupted rollback, accepts rollbacks asked meanwhile."""
         run = self.run
         if restored := rollback.restore_lost(run.layout):
-            self.events.record("timelines_restored", forks=restored, source="checkpoints")
+            self.events.record("run_file_restored", what="timelines", forks=restored, source="checkpoints")
         timelines = run.accounts.timelines()
         if abandoned(find_checkpoints(run.layout.checkpoints), ancestry(timelines)):
             self._report_moved(timelines.forks[-1], rollback.finish(run.layout, run.pipeline.quarantine))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.kit.event_words import REGISTER, message_id
+from stoker.kit.event_types import event_type, message_id
 from stoker.kit.terminal import STDERR, Footer, sentence
 from stoker.store.errors import StorageError
 from stoker.store.layout import DAEMONS, StateLayout
@@ -83,7 +83,8 @@ class Log:
 
     def _to_journal(self, level: str, event: str, fields: Mapping[str, Any]) -> bool:
         assert self._journal is not None
-        if event in REGISTER and REGISTER[event].is_routine and level == "info":
+        known = event_type(event)
+        if known is not None and known.routine and level == "info":
             now = time.monotonic()
             if event in self._told and now - self._routine_at < ROUTINE_S:
                 self._held[event] += 1
@@ -99,7 +100,7 @@ class Log:
             "MESSAGE": text,
             "PRIORITY": str(PRIORITIES[level]),
             "SYSLOG_IDENTIFIER": "stoker-" + self.daemon.replace("_", "-"),
-            **({"MESSAGE_ID": message_id(event)} if event in REGISTER else {}),
+            **({"MESSAGE_ID": message_id(event)} if known else {}),
             "STOKER_EVENT": event,
             "STOKER_PIPELINE": self.pipeline,
             "STOKER_PIPELINE_FILE": self._file,
@@ -124,9 +125,10 @@ class Events:
     def record(self, event: str, **fields: Any) -> None:
         """Writes the event to the file, the log and the counters; `message` is its sentence for people.
 
-        `level` is given where it is not the register's.
+        `level` is given where it is not the table's.
         """
-        level = fields.pop("level", "") or (REGISTER[event].level if event in REGISTER else "info")
+        known = event_type(event)
+        level = fields.pop("level", "") or (known.level if known else "info")
         fields = {name: as_text(value) if isinstance(value, str) else value for name, value in fields.items()}
         shown = dict(fields)
         self._log.write(level, event, str(shown.pop("message", "")), shown)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.config.units import format_bytes, format_count, format_duration
-from stoker.kit.event_words import REGISTER
+from stoker.kit.event_types import event_type
 
 STDERR = 2
 ERASE, ROW_ABOVE = b"\r\x1b[2K", b"\x1b[A\x1b[2K"  # erase this row; go up and erase that row: ECMA-48
@@ -35,70 +35,6 @@ _SUM = re.compile(rf"\b([0-9a-f]{{{SUM_DIGITS}}})[0-9a-f]{{28,52}}\b")  # SHA-1 
 AS_USUAL = (("dropped", 0), ("exit_code", 0))  # fields not worth showing
 _UNIT = re.compile("_bytes$|(?<!_per)_s$")  # dropped from a field's name: the value is shown with its unit
 _OPTIONAL = re.compile(r"\[([^][]*)\]")
-
-# The everyday events; any other event, and an event without a field that its sentence names, gets the
-# headline that the register has for its word, and its fields. {field} is the field formatted for a person,
-# {field:noun} a number of nouns; [...] is left out where one of its fields is missing.
-SENTENCES = {
-    "checkpoint_mirrored": "checkpoint of step {step} is on the mirror too",
-    "checkpoint_proven": "checkpoint of step {step} is proven whole",
-    "checkpoint_sealed": "checkpoint[ of step {step}] is sealed[: {path}]",
-    "checkpoint_restored": "{path} is what was proven of it again[; what lay there is {aside}]",
-    "daemon_ready": "{message}",
-    "data_wait": "training waits for data since {since}: {waiting_for}",
-    "dataset_complete": "dataset {dataset} is complete: {files:file}",
-    "dataset_pinned": "dataset {dataset} version {version} begins: tokenizer with {vocab_size:token}",
-    "download_anew": "{path} is fetched from its beginning again, {bytes} dropped: {reason}",
-    "download_failed": "{path} did not come: {reason}; next try in {retry_in_s}",
-    "download_given_up": "{path} is given up: {reason}; next try in {retry_in_s}",
-    "download_mismatch": "{path} came with wrong content ({found}, not {expected}) and is fetched again",
-    "download_retry": "{path}: {reason}; next try in {retry_in_s}",
-    "drained": "{message}",
-    "file_reverified": "{path} verified again[, {size}]",
-    "file_unproven": "{path} is here, {size}, but not proven: {reason}",
-    "file_verified": "{path} verified, {size}",
-    "listing_complete": "all {files:file} of the source are here and hashed",
-    "loss_diverged": "the loss diverges: {loss} at step {step}, {median} before",
-    "loss_plateau": "the loss stands still at {median} since step {first}",
-    "loss_recovered": "the {of} of the loss from step {first} on is over[: {message}]",
-    "loss_spike": "the loss jumps: {loss} at step {step}, {median} before",
-    "parallelism_changed": "{what}: {to} instead of {from}: {reason}",
-    "plan_grown": "{windows:window} planned, of epoch {epoch}",
-    "progress": "{message}",
-    "reloaded": "begun again in place, version {version} after {version_before}; changed: {changed}",
-    "rollback_asked": "rollback to step {to} asked for[ by {by}][: {reason}]",
-    "rolled_back": "rolled back to step {to}[: {reason}]",
-    "run_finished": "the run is finished[ at step {step}]: {message}",
-    "run_halted": "the run is halted: {message}; {remedy}",
-    "run_paused": "the run is paused[ by {by}]",
-    "run_progress": "step {step} of {steps}[, loss {loss}][, held out {val_loss}][ at step {val_step}]"
-    "[, {tokens_per_s} tokens/s][, {eta_s} left]",
-    "shard_set_evicted": "{path} left the fast disk, {bytes}",
-    "shard_set_hydrated": "{path} is back on the fast disk, {bytes}",
-    "shard_set_synced": "{path} copied to the big disk, {bytes}",
-    "source_changed": "{path} changed[ ({reason})]",
-    "source_duplicate": "{path} has the content of {of} and is used once",
-    "source_moved": "{source} moved from revision {before} to {revision}",
-    "source_pinned": "{source} is at revision {revision}",
-    "source_proven": "{path} built: {tokens:token} of {documents:document}[, {dropped:row} dropped]",
-    "source_quarantined": "{path} quarantined: {reason}[, column {column}][, row group {row_group}]"
-    "[: {detail}]",
-    "stopped_early": "training ends at step {step}: {evaluations:evaluation} in a row "
-    "without a gain on {best} of step {best_step}",
-    "tokenizer_training": "the tokenizer is trained on {files:file}",
-    "trainer_exited": "the trainer ended at step {step}: {message}",
-    "trainer_hung": "the trainer hangs at step {step} and is ended: {reason}",
-    "trainer_launched": "trainer started[ from step {resume_step}][, until step {until}]",
-    "stacks_taken": "the trainer's stacks are in {file}[; elsewhere than most: rank {odd_ranks}]: {at}",
-    "unit_failed": "{unit} failed and is not started again; remedy: {remedy}",
-    "trainer_suspect": "the trainer may hang at step {step}: {reason}",
-    "training_slow": "the trainer is slow: {tokens_per_s} tokens/s, {usual} usually; {data_wait_share} of it "
-    "waits for data[, steal {steal}][, CPU pressure {cpu_some}][, I/O pressure {io_some}]",
-    "windows_skipped": "{windows:window} are passed over from step {to} on: {reason}",
-}
-
-# Of a file in a folder, whose hash nothing vouches for.
-HASHED = {"file_reverified": "{path} hashed again[, {size}]", "file_verified": "{path} hashed, {size}"}
 
 
 def coloured(descriptor: int, environ: Mapping[str, str] = os.environ) -> bool:
@@ -224,39 +160,39 @@ def _number(name: str, value: float) -> str:
 def sentence(event: Mapping[str, Any]) -> str:
     """Returns the event as one line that is safe for a terminal: file names may hold line breaks.
 
-    What is wrong and says no more of itself is followed by what the register says it means.
+    What is wrong and says no more of itself is followed by what the table of event types says it means.
     """
     word = str(event.get("event"))
+    known = event_type(word)
     fields = {
         name: _Words(name, value)
         for name, value in event.items()
         if name not in HIDDEN and value not in (None, "", []) and (name, value) not in AS_USUAL
     }
-    try:
-        chosen = HASHED[word] if word in HASHED and "how" not in event else SENTENCES[word]
-        template = _OPTIONAL.sub(lambda part: _filled(part[1], fields), chosen)
-        text = template.format_map(fields)
-    except KeyError:
-        text = _generic(word, fields)
+    headline = known.headline if known else word.replace("_", " ")
+    chosen = known.line if known else ""
+    if known and known.line_unproven and "how" not in event:
+        chosen = known.line_unproven
+    template = _OPTIONAL.sub(lambda part: _filled(part[1], fields), chosen)
+    text = _filled(template, fields).format_map(fields) or _generic(headline, fields)
     return harmless(cut_sums(f"{text}. {means}" if (means := meaning(event)) else text))
 
 
 def meaning(event: Mapping[str, Any]) -> str:
-    """Returns what the register says an event means that is bad and says no more of itself; else ""."""
-    word = REGISTER.get(str(event.get("event")))
-    if word is None or word.level == "info" or any(event.get(name) for name in MEANING):
+    """Returns what the table says an event means that is bad and says no more of itself; else ""."""
+    known = event_type(str(event.get("event")))
+    if known is None or known.level == "info" or any(event.get(name) for name in MEANING):
         return ""
-    return re.sub(r"\{(\w+)\}", lambda named: str(event.get(named[1], named[1])), word.means)
+    return re.sub(r"\{(\w+)\}", lambda named: str(event.get(named[1], named[1])), known.meaning)
 
 
-def _filled(part: str, fields: Mapping[str, _Words]) -> str:
-    """Returns the optional part, still a template, or an empty string where one of its fields is missing."""
-    return part if set(re.findall(r"\{(\w+)", part)) <= fields.keys() else ""
+def _filled(template: str, fields: Mapping[str, _Words]) -> str:
+    """Returns the template, or an empty string where one of its fields is missing."""
+    return template if set(re.findall(r"\{(\w+)", template)) <= fields.keys() else ""
 
 
-def _generic(word: str, fields: Mapping[str, _Words]) -> str:
-    text = REGISTER[word].subject if word in REGISTER else word.replace("_", " ")
-    text += f": {fields['path']}" if "path" in fields else ""
+def _generic(headline: str, fields: Mapping[str, _Words]) -> str:
+    text = headline + (f": {fields['path']}" if "path" in fields else "")
     meaning = "; ".join(str(fields[name]) for name in reversed(MEANING) if name in fields)
     rest = [
         f"{_UNIT.sub('', name).replace('_', ' ')} {value}"

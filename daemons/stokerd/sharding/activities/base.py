@@ -150,7 +150,7 @@ def copy_lost(source: Source, reason: str) -> Iterator[Effect]:
     """Records that the copy of a set on hot is missing or wrong, so that the set is copied again."""
     yield Write(source.moved("proven", on_warm=False, evicting=False))
     about = {"path": source.path, "key": source.key16}
-    yield event("warm_copy_lost", **about, reason=f"{reason}; it is copied again")
+    yield event("shard_set_lost", **about, reason=f"{reason}; it is copied again", place="warm")
 
 
 @dataclass(frozen=True, kw_only=True)

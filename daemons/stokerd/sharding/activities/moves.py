@@ -71,7 +71,7 @@ def on_moved(state: State, job: Job[SourceWork], result: Message) -> Iterator[Ef
     key, reason = source.key16, str(result["reason"])
     state.retries.succeeded(source.path)
     state.retries.succeeded(f"/{kind}")
-    yield AlertOver(f"{kind}_failed", tell=f"{kind}_resumed")
+    yield AlertOver(f"{kind}_failed", tell="moves_resumed", fields={"kind": kind})
     match (kind, status):
         case ("sync", "copied" | "existed"):
             now = "synced" if source.state == "proven" else source.state
@@ -122,7 +122,7 @@ def _rotten(state: State, source: Source, reason: str) -> Iterator[Effect]:
     state.records.rotten.add(str(source.key))
     yield StartOver(source, "its copy on warm is wrong, and no other is on record", "warning")
     key = source.key16
-    yield event("warm_copy_rotten", path=source.path, key=key, reason=reason)
+    yield event("shard_set_invalid", path=source.path, key=key, reason=reason, place="warm")
 
 
 def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator[Effect]:
@@ -138,7 +138,7 @@ def on_recalled(state: State, job: Job[SourceWork], result: Message) -> Iterator
     elif proof["verdict"] == "invalid":
         state.records.rotten.add(state.key(source))
         reason = f"{proof['reason']}; it is built again"
-        yield event("warm_copy_rotten", path=source.path, reason=reason)
+        yield event("shard_set_invalid", path=source.path, reason=reason, place="warm")
     else:
         yield from _try_again(state, job, str(proof["reason"]))
 

@@ -90,14 +90,14 @@ class Accounts:
         if checkpoint is None:
             return
         if self.store.settle(checkpoint):
-            self.events.record("run_record_restored", source=checkpoint.path.name)
+            self.events.record("run_file_restored", what="run.json", source=checkpoint.path.name)
         launches, _ = read_launches(self.run.launches)
         if launches and checkpoint.step > last_begun(launches):
             self.store.fruitful()  # the last launch has sealed a checkpoint
         restore_timelines(self.run.timelines, read_timelines(checkpoint.path / TIMELINES_COPY))
         self.planner.belongs_to(self.store.begun.identity.run_id)
         if lost := self.planner.restore(read_plan(checkpoint.path / PLAN_COPY)):
-            self.events.record("plan_restored", entries=lost, source=checkpoint.path.name)
+            self.events.record("run_file_restored", what="plan", entries=lost, source=checkpoint.path.name)
 
     def why_not_from_start(self, *, has_rejected: bool) -> str:
         """Returns why a run without a proven checkpoint must not begin at step 0, with advice; "": it may.

@@ -102,7 +102,7 @@ class GoodputBooks:
         last = max(self.launch.last_step, at.step)
         one = replace(self.launch, seconds=seconds, last_step=last, proven_step=at.step)
         if damage := note_end(self._log, one):
-            self._events.record("launch_log_damaged", message=damage[0])
+            self._events.record("record_damaged", message=damage[0])
         self.launch, self._before = None, dict(self.account.totals)
         self.keep()
 

@@ -146,7 +146,7 @@ class Gpus:
             return
         self._spilled.add(certainty)
         words = {"launch": self._launch, "step": trainer.step, "reserved_bytes": reserved_bytes}
-        self._events.record(f"gpu_spill_{certainty}", **words, cards=known)
+        self._events.record("gpu_spill", certainty=certainty, **words, cards=known)
 
 
 STATE = Slice("gpus", Gpus)

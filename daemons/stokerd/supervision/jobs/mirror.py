@@ -133,7 +133,7 @@ def _listed(run: Run, job: Job, result: Message) -> None:
     if result["timelines"] is not None:  # no trainer runs now
         lines = read_log(result["timelines"].encode())
         if lost := restore_timelines(run.layout.timelines, parse_timelines(lines, "the mirror's timelines")):
-            run.events.record("timelines_restored", forks=lost, source="mirror")
+            run.events.record("run_file_restored", what="timelines", forks=lost, source="mirror")
 
 
 def _copied(run: Run, job: Job, result: Message) -> None:
@@ -172,9 +172,9 @@ def _fetched(run: Run, job: Job, result: Message) -> None:
     words = {"step": copy.step, "path": f"checkpoints/{name}", "copy": copy.name}
     run.events.record("checkpoint_fetched", **words)
     if result["logs"]:
-        run.events.record("run_logs_restored", paths=result["logs"], source="mirror")
+        run.events.record("run_file_restored", what=result["logs"], source="mirror")
     if result["heldout"] == "brought":
-        run.events.record("heldout_restored", source="mirror")
+        run.events.record("run_file_restored", what="held-out windows", source="mirror")
     elif result["heldout"] in ("missing", "bad"):
         run.events.record("heldout_lost", message=f"the mirror's copy is {result['heldout']} too")
     run.checkpoints.proven(name, proof["body"], proof["digest"])

@@ -54,7 +54,7 @@ class LaunchBook:
                 run.events.record("bits_end_here", step=step, message="; ".join(changes))
             if before is not None and was_halved(before, numerics):
                 sizes = {"before": before["micro_batch"], "micro_batch": numerics["micro_batch"]}
-                run.events.record("micro_batch_halved", step=step, **sizes)
+                run.events.record("micro_batch_lowered", step=step, **sizes)
         run.change(trainer=replace(trainer, numerics=()))
 
     def _body_of(self, launch: Launch) -> dict[str, Any]:
@@ -74,4 +74,4 @@ class LaunchBook:
         """Notes in the log of launches that the steps after this one have these settings."""
         line = launch_record.launched_body(body, resume_step=step, time=utc_now())
         if damage := launch_record.note_launch(self.run.layout.launches, line):
-            self.run.events.record("launch_log_damaged", message=damage[0])
+            self.run.events.record("record_damaged", message=damage[0])

@@ -206,7 +206,7 @@ def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFil
 def listed_otherwise(receipt: Receipt) -> Change:
     """Returns the change that removes a file because other content is listed for it."""
     details = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
-    return Change(replace(receipt, state="releasing"), "source_changed", {**details, "level": "info"})
+    return Change(replace(receipt, state="releasing"), "source_changed", details)
 
 
 def removed(receipt: Receipt | None) -> Change:

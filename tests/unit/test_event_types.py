@@ -1,4 +1,4 @@
-"""Every event word that the code records is in the register, and the register has no other."""
+"""Every event that the code records is a row of the tables of event types, and the tables have no other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.kit.event_words import REGISTER, WORDS, message_id
-from stoker.kit.event_words.every import LOGGED
-from stoker.kit.terminal import SENTENCES
-from stoker.store.layout import STAGE_SHARD
+from stoker.kit import event_types as kinds
+from stoker.kit.event_types import event_type, event_types, message_id, register, table
+from stoker.store.layout import DAEMONS, STAGE_SHARD
 from stokerd.sharding.activities import ACTIVITIES
-from stokerd.sharding.activities.moves import MOVES
 
 ROOT = Path(__file__).parents[2]
 # What records an event, with the places of its words: a position, or a keyword.
@@ -40,7 +38,9 @@ TABLES = {
 }
 LOGS = r"(.*log\.)?(info|warning|error|critical)"  # what writes to the log alone
 WORD = re.compile(r"reloaded|[a-z]+(_[a-z]+)+")
-REGISTERED = {word for words in WORDS.values() for word in words}
+REGISTER = register()
+REGISTERED = {word for daemon in DAEMONS for word in event_types(daemon)}
+LOGGED = REGISTER.keys() - REGISTERED
 
 
 def sources() -> Iterator[Path]:
@@ -98,7 +98,7 @@ def called(node: ast.Call) -> str:
 
 def matching(word: str, place: str) -> set[str]:
     found = {one for one in REGISTERED if re.fullmatch(word, one)}
-    assert found, f"{place} records {word}, which kit/event_words lacks"
+    assert found, f"{place} records {word}, which no table of kit/event_types has"
     return found
 
 
@@ -118,12 +118,12 @@ def test_every_recorded_word_is_registered_and_every_registered_word_is_recorded
         for part in parts:
             for word in words_in(part):
                 seen |= matching(word, file)
-    assert REGISTERED - seen == set(), "in the register, but nowhere recorded"
+    assert REGISTERED - seen == set(), "in a table, but nowhere recorded"
 
 
 def test_each_kind_of_job_of_the_stage_shard_loop_has_the_words_that_are_made_of_its_name() -> None:
-    words = {f"{kind}_failed" for kind in ACTIVITIES} | {f"{kind}_resumed" for kind in MOVES}
-    assert words - WORDS[STAGE_SHARD].keys() == set()
+    words = {f"{kind}_failed" for kind in ACTIVITIES}
+    assert words - event_types(STAGE_SHARD).keys() == set()
 
 
 def test_every_logged_word_is_registered_at_its_level() -> None:
@@ -136,10 +136,10 @@ def test_every_logged_word_is_registered_at_its_level() -> None:
                 words_in(node.args[0]) if node.args and isinstance(node.args[0], ast.Constant) else ()
             ):
                 place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                assert word in REGISTER, f"{place} logs {word}, which kit/event_words lacks"
+                assert word in REGISTER, f"{place} logs {word}, which no table of kit/event_types has"
                 assert called(node) == REGISTER[word].level, place
                 seen.add(word)
-    assert LOGGED.keys() - seen <= {"progress", "drained", "interrupted", "fetcher_stacks"}
+    assert LOGGED - seen <= {"progress", "drained", "interrupted", "fetcher_stacks"}
 
 
 def test_a_text_names_fields_that_every_such_event_has() -> None:
@@ -153,29 +153,39 @@ def test_a_text_names_fields_that_every_such_event_has() -> None:
         has |= {"path"} if called(node) == "end" else set()
         for word in words if len(words) == 1 else ():
             entry = REGISTER[word]
-            wanted = set(re.findall(r"\{(\w+)\}", entry.means + entry.check + entry.do))
+            wanted = set(re.findall(r"\{(\w+)\}", entry.meaning + entry.check + entry.do))
             assert wanted <= has, f"{place}: {word} has no {wanted - has}"
 
 
-def test_the_terminal_has_sentences_for_known_words_alone() -> None:
-    assert SENTENCES.keys() - REGISTER.keys() == set()
+# A row that the code records as a warning in some cases, where its level in the table is info.
+WORSE_AT_TIMES = {"source_renewed"}
 
 
-def test_every_word_says_what_it_means_and_a_bad_one_what_to_check_and_to_do() -> None:
-    for name, word in REGISTER.items():
-        assert word.subject, name
-        assert not word.subject.endswith("."), name
-        is_bad = word.level in ("warning", "error", "critical")
-        for text in (word.means, *((word.check, word.do) if is_bad else ())):
+def test_a_warning_says_what_to_check_and_to_do_and_information_asks_for_nothing() -> None:
+    for name, row in REGISTER.items():
+        assert row.level in ("info", "warning", "error", "critical"), name
+        assert row.headline and not row.headline.endswith("."), name
+        is_bad = row.level != "info"
+        for text in filter(None, (row.meaning, row.check, row.do)):
             assert text[-1:] in (".", "?"), f"{name} has no whole sentence: {text}"
             assert len(text) <= 200, f"{name}: too long to be read at three in the morning"
-        assert is_bad or not word.do or name == "source_renewed", name  # a warning where nobody meant it
-        assert not (is_bad and word.is_routine), name
+        for text in (row.meaning, row.check, row.do) if is_bad else ():
+            assert text, f"{name}: what it means, what to check and what to do are for a warning"
+            assert not re.search("[Nn]othing|[Nn]o action", row.do), f"{name} is information"
+        # An alert says when information is to be acted on: how long a run waits, say.
+        assert is_bad or row.alert or name in WORSE_AT_TIMES or not row.do, f"{name} has something to do"
+        assert not (is_bad and row.routine), name
 
 
-def test_a_word_of_several_daemons_has_one_entry() -> None:
-    for words in WORDS.values():
-        assert all(REGISTER[name] is word for name, word in words.items())
+def test_a_word_stands_in_one_table_and_a_former_word_leads_to_its_row() -> None:
+    words = [(word, row) for name in kinds.TABLES for word, row in table(name).items()]
+    assert len({word for word, _ in words}) == len(words)
+    former = {old: row for _, row in words for old in row.was}
+    assert former["launch_log_damaged"].word == "record_damaged"
+    for old, row in former.items():
+        assert event_type(old) is row and old not in REGISTERED | LOGGED
+    assert all(set(row.daemons) <= set(DAEMONS) for row in table(kinds.COMMON).values())
+    assert event_type("no_such_word") is None and event_types("audit") == {}
 
 
 def test_message_ids_stay_as_they_are() -> None:
@@ -185,7 +195,7 @@ def test_message_ids_stay_as_they_are() -> None:
     assert len({message_id(word) for word in REGISTER}) == len(REGISTER)
 
 
-def test_the_catalog_is_what_the_register_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_catalog_is_what_the_tables_make(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from cataloglib import CATALOG, catalog
 
