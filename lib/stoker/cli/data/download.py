@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import threading
-import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import click
 
 from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import data_file, plural
 from stoker.config.schema import Pipeline
-from stoker.config.units import format_bytes, format_duration
+from stoker.config.units import format_bytes
 from stoker.corpus.fetch.decide import speaks_of
-from stoker.corpus.http.client import Caller, Manners
+from stoker.corpus.http.client import Caller
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed, Kept, judge
 from stoker.corpus.records.receipts import Receipt, read_receipts
@@ -28,18 +24,14 @@ from stoker.store.files import inside
 
 SHOWN_REFUSED = 5
 EXIT_UNAVAILABLE = 69
-PROBE_S = 5.0
 KINDS = ("here, hashed", "released", "given up", "to be hashed", "to be fetched")
-
-
-Pile = list[int | None]  # the sizes of files of a kind, None where only the server knows the size
 
 
 @click.command(epilog="Example: stoker download /etc/stoker/fineweb.yaml --once")
 @data_file
 @click.option("--once", is_flag=True, help="End when all that can be had is here.")
 @click.option(
-    "--dry-run", is_flag=True, help="Only list the files, their sizes, and the time the rest takes."
+    "--dry-run", is_flag=True, help="Only list the files and their sizes, and ask for the first of the rest."
 )
 def download(pipeline: Pipeline, once: bool, dry_run: bool) -> int:
     """Run the download watchdog of FILE alone: fetch every file of its source, prove it, keep it true.
@@ -47,7 +39,7 @@ def download(pipeline: Pipeline, once: bool, dry_run: bool) -> int:
     A terminal shows progress; other output gets a plain line for each fact. Ctrl-C stops at once and loses no
     fetched data. A folder's files are hashed in place.
 
-    --dry-run lists the source, reads for a few seconds to measure the rate, locks and writes nothing.
+    --dry-run lists the source and asks for the first file to be fetched; it locks and writes nothing.
 
     Exit codes: 1 files were given up or are rotten, with --once; 69 the source is not available; 75 a
     watchdog of this pipeline runs already, or --once was stopped before its end; 78 configuration.
@@ -83,7 +75,7 @@ def dry_run_of(pipeline: Pipeline) -> int:
             f"{listed.origin} holds no file that matches {globs}; correct dataset.source.include and exclude"
         )
     receipts = read_receipts(pipeline.layout, pipeline.dataset.name)
-    piles: dict[str, Pile] = {kind: [] for kind in KINDS}
+    piles: dict[str, list[int | None]] = {kind: [] for kind in KINDS}  # sizes; None: only the server knows
     missing: list[RemoteFile] = []
     for file in listed.files:
         kind, size = _standing(pipeline, file, receipts.get(file.path))
@@ -91,9 +83,23 @@ def dry_run_of(pipeline: Pipeline) -> int:
         if kind == "to be fetched":
             missing.append(file)
     click.echo("\n".join([*_report(pipeline, listed, piles), *_refusals(listed)]))
-    if missing and listed.manners is not None:
-        return _measure(pipeline, listed, listed.manners, missing)
+    if missing:
+        return _ask_for(missing[0], listed)
     click.echo("nothing has to be fetched" if piles["to be hashed"] else "nothing is left to do")
+    return 0
+
+
+def _ask_for(file: RemoteFile, listed: Listed) -> int:
+    """Prints the server's answer to a request for the file; returns 69 where it is a refusal."""
+    assert listed.manners is not None  # a folder's files are never to be fetched
+    file = file.at(listed.manners.hub, listed.revision)
+    try:
+        with Caller(listed.manners).open(file.url) as (answer, _):
+            judge(answer, Kept(), file)
+    except FetchFailed as failure:
+        click.echo(f"asked for       {file.path}: {failure.reason}")
+        return EXIT_UNAVAILABLE if failure.kind in REFUSALS else 0
+    click.echo(f"asked for       {file.path}: it may be fetched")
     return 0
 
 
@@ -114,7 +120,7 @@ def _standing(pipeline: Pipeline, file: RemoteFile, receipt: Receipt | None) -> 
     return ("to be hashed", lies) if file.size in (None, lies) else ("to be fetched", file.size)
 
 
-def _report(pipeline: Pipeline, listed: Listed, piles: Mapping[str, Pile]) -> Iterator[str]:
+def _report(pipeline: Pipeline, listed: Listed, piles: Mapping[str, Sequence[int | None]]) -> Iterator[str]:
     """Yields the lines of the report: the source, the listing, the local files."""
     yield f"source          {listed.origin}" + (f", {listed.revision[:12]}" if listed.revision else "")
     limit = pipeline.dataset.limit
@@ -135,64 +141,3 @@ def _refusals(listed: Listed) -> Iterator[str]:
     yield from (f"refused         {path}: {reason}" for path, reason in shown)
     if (more := listed.refused_in_all - len(shown)) > 0:
         yield f"refused         {more:,} more"
-
-
-def _measure(pipeline: Pipeline, listed: Listed, manners: Manners, missing: list[RemoteFile]) -> int:
-    """Reads the first files for PROBE_S, as many at once as the watchdog would; prints rate and time."""
-    first = missing[: pipeline.download.files_at_once]
-    files = [file.at(manners.hub, listed.revision) for file in first]
-    found = probe(files, PROBE_S, manners)
-    if not found.bytes:
-        click.echo(f"rate            the rate cannot be measured: {found.failure or 'nothing came'}")
-        return EXIT_UNAVAILABLE if found.failure and found.failure.kind in REFUSALS else 0
-    rate, sizes = found.bytes / max(found.seconds, 1e-3), found.sizes
-    at_once = f"measured over {found.seconds:.1f} s with {plural(len(first), 'file')} at once"
-    click.echo(f"rate            {rate / 1e6:,.1f} MB/s, {at_once}")
-    bandwidth = pipeline.download.bandwidth
-    if bandwidth is not None and bandwidth < rate:
-        rate = bandwidth
-        click.echo(f"                download.bandwidth allows {rate / 1e6:,.1f} MB/s")
-    unsized = sum(file.size is None for file in missing)
-    if unsized and not sizes:
-        click.echo("time            not known: the server gives no sizes")
-        return 0
-    left = sum(file.size or 0 for file in missing) + (unsized * sum(sizes) / len(sizes) if unsized else 0)
-    if unsized:
-        click.echo(f"                about {format_bytes(left)}, if all are as large as the first ones")
-    click.echo(f"time            about {format_duration(left / rate)}")
-    return 0
-
-
-@dataclass(frozen=True)
-class Probed:
-    """The bytes and seconds of a probe, the sizes reported by the server, and the first failure."""
-
-    bytes: int
-    seconds: float
-    sizes: list[int]
-    failure: FetchFailed | None
-
-
-def probe(files: Sequence[RemoteFile], seconds: float, manners: Manners) -> Probed:
-    """Reads every file at once until the time is up, each at most to its end; keeps no bytes."""
-    counts: Counter[str] = Counter()
-    sizes: list[int] = []
-    failures: list[FetchFailed] = []
-
-    def read(file: RemoteFile) -> None:
-        try:
-            with Caller(manners).open(file.url) as (answer, chunks):
-                if (size := judge(answer, Kept(), file)) is not None:
-                    sizes.append(size)
-                for chunk in chunks:
-                    counts[file.path] += len(chunk)
-        except FetchFailed as failure:
-            failures.append(failure)
-
-    readers = [threading.Thread(target=read, args=(file,), daemon=True) for file in files]
-    began = time.monotonic()
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join(max(0.0, began + seconds - time.monotonic()))
-    return Probed(sum(counts.values()), time.monotonic() - began, sizes, next(iter(failures), None))
