@@ -21,9 +21,7 @@ from support.processes import kill_tree, wait_gone
 from support.waiting import LONG_S, wait_until
 
 # The command line; the time that a stubborn command gets is short.
-MAIN = (
-    "from stoker.cli.memory import recorder; recorder.KILL_S = 0.5; from stoker.cli.main import main; main()"
-)
+MAIN = "from stoker.memory import recorder; recorder.KILL_S = 0.5; from stoker.cli.main import main; main()"
 STOKER = [sys.executable, "-P", "-c", MAIN, "memory"]
 Rows = list[dict[str, str]]
 
@@ -202,8 +200,8 @@ def test_another_process_with_the_same_pid_is_not_recorded(tmp_path: Path) -> No
     program = f"""
 import os
 from pathlib import Path
-from stoker.cli.memory.recorder import ProcessRecorder, find_process
-from stoker.observe.recording import RecordingFile
+from stoker.memory.recorder import ProcessRecorder, find_process
+from stoker.memory.recording import RecordingFile
 process, pidfd = find_process(os.getppid())
 other = process._replace(start_ticks=process.start_ticks - 1)
 recorder = ProcessRecorder(RecordingFile(Path({str(tmp_path / "x.csv")!r}), print), 0.1, other, pidfd)

@@ -15,8 +15,8 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.kit.process import processes_with_environment
+from stoker.replay.replay_site import Site
 from stoker.store.record import read_record, write_record
-from stoker.supervise.replay.replay_site import Site
 from support.once import made_once
 from support.pipelines import opened
 from support.training import TrainPipeline, make_training

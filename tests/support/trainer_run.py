@@ -22,7 +22,7 @@ from stoker.shards.tokenize.tokenizer import train_tokenizer
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.record import write_record
-from stoker.supervise.replay.replay_verdict import TIMED
+from stoker.supervise.run.metrics_log import TIMED
 from stoker.training.launch import read_launch
 from stoker.training.protocol import Protocol, Stop
 from support.waiting import wait_until

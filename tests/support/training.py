@@ -18,7 +18,7 @@ from unittest.mock import patch
 from stoker.kit.process import ProcessId, children_tree, processes_with_environment
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.store.record import read_record
-from stoker.supervise.replay.replay_verdict import TIMED
+from stoker.supervise.run.metrics_log import TIMED
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.sites import SMALL_TRAINER

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.cli.memory.drawing import as_text
-from stoker.cli.memory.inside import PythonReports
-from stoker.observe.memory_patterns import PATTERNS, PatternRun, judge
-from stoker.observe.memory_picture import (
+from stoker.memory.drawing import as_text
+from stoker.memory.inside import PythonReports
+from stoker.memory.memory_patterns import PATTERNS, PatternRun, judge
+from stoker.memory.memory_picture import (
     MOST_POINTS,
     Curve,
     growth_bytes_per_min,
     picture_of_recording,
     picture_of_samples,
 )
-from stoker.observe.recording import COLUMNS, NOTE_CHARS, RecordingFile, Row, csv_line, read_table
-from stoker.observe.tree_memory import PssWatch, tree_memory
+from stoker.memory.recording import COLUMNS, NOTE_CHARS, RecordingFile, Row, csv_line, read_table
+from stoker.memory.tree_memory import PssWatch, tree_memory
 from stoker.store.errors import DataError, StorageError, UsageError
 from stoker.store.layout import StateLayout
 from support.config_files import write_pipeline

@@ -10,11 +10,11 @@ import pytest
 
 from stoker.plan.log import PlanWriter, Segment, segment_key
 from stoker.plan.timelines import Timeline, Timelines, ancestry
+from stoker.replay.replay_phases import Phase, insist_on_equal_bits, phases
+from stoker.replay.replay_site import Site, link_sets
+from stoker.replay.replay_trial import Trial
+from stoker.replay.replay_verdict import read_rows, row_differences
 from stoker.store.errors import ConfigError, DataError
-from stoker.supervise.replay.replay_phases import Phase, insist_on_equal_bits, phases
-from stoker.supervise.replay.replay_site import Site, link_sets
-from stoker.supervise.replay.replay_trial import Trial
-from stoker.supervise.replay.replay_verdict import read_rows, row_differences
 from stoker.supervise.run.launch_record import Launch, Launched
 from stoker.supervise.run.numerics_record import LEGACY
 from support.pipelines import make_pipeline

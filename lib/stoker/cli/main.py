@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -12,12 +12,13 @@ import click
 from click.shell_completion import shell_complete
 
 from stoker.cli.options import did_you_mean, printable
-from stoker.store.errors import ConfigError, StokerError
+from stoker.store.errors import ConfigError, StokerError, UnavailableError
 
 COMPLETE = "_STOKER_COMPLETE"
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
 
-# name: (module, help); a module is imported only when its command is called.
+# name: (module of stoker.cli, help); a module is imported only when its command is called. The command of an
+# extra is "module:command"; a copy of Stoker without the extra's folder has no such command.
 COMMANDS = {
     "run": ("pipeline.run", "Run a pipeline's three daemons in the foreground."),
     "train": ("pipeline.train", "Train a pipeline's run in the foreground, by hand."),
@@ -33,7 +34,7 @@ COMMANDS = {
     "skip-set": ("runs.rollback", "Give up a shard set that cannot be restored."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
     "resume": ("runs.hold", "Go on with a run that is paused or halted."),
-    "replay": ("runs.replay", "Train a recorded run again and compare it bit by bit."),
+    "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
     "quarantine": ("data.quarantine", "List, release or drop quarantined files."),
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
     "plan": ("runs.plan", "Show the order of the training data and the run's position."),
@@ -44,7 +45,7 @@ COMMANDS = {
     "client": ("runs.client", "Print the client for a trainer of your own."),
     "export": ("data.export", "Write shard sets in other trainers' formats."),
     "import": ("data.import_", "Import tokens that another tool made."),
-    "memory": ("memory.group", "Record, show and diagnose what memory is taken."),
+    "memory": ("stoker.memory.group:memory", "Record, show and diagnose what memory is taken."),
     "config": ("pipeline.config", "Check a pipeline file, or show the settings in force."),
     "units": ("pipeline.units", "Show or write what the systemd units take from a file."),
     "reload": ("pipeline.reload", "Have the daemons take up a changed file or new code."),
@@ -53,18 +54,30 @@ COMMANDS = {
 }
 
 
+def missing_extra(name: str) -> str | None:
+    """Returns the package of a command whose extra is not installed."""
+    place, _, attribute = COMMANDS[name][0].partition(":")
+    package = ".".join(place.split(".")[:2])
+    # Found by its folder: nothing of an extra is imported before its command is called.
+    return package if attribute and importlib.util.find_spec(package) is None else None
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's module when it is called; the help lines are in COMMANDS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [name for name in COMMANDS if missing_extra(name) is None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"stoker.cli.{COMMANDS[cmd_name][0]}")
-        name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(module, f"{name}_" if name in ("help", "import") else name)
+        if extra := missing_extra(cmd_name):
+            raise UnavailableError(f"`stoker {cmd_name}` is an extra, and {extra} is not installed here")
+        place, _, name = COMMANDS[cmd_name][0].partition(":")
+        if not name:
+            place, name = f"stoker.cli.{place}", cmd_name.replace("-", "_")
+            name = f"{name}_" if name in ("help", "import") else name
+        command: click.Command = getattr(importlib.import_module(place), name)
         return command
 
     def resolve_command(
@@ -77,7 +90,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.group(

@@ -16,6 +16,10 @@ from stoker.store.record import parse_json
 from stoker.supervise.run.early_stop import read_evaluations
 
 CUT_BYTES = 1 << 20  # of the log's end, in which rows to remove are looked for at once
+# The fields of a row that differ between equal runs.
+TIMED = frozenset(
+    {"time", "tokens_per_s", "mfu", "data_wait_s", "save_stall_s", "memory_bytes", "alloc_retries"}
+)
 
 
 class RowLog:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.config.units import format_bytes
 from stoker.kit.events import EventTail
-from stoker.observe.recording import number, read_table
+from stoker.memory.recording import number, read_table
 from stoker.store.errors import DataError
 from stoker.store.layout import DAEMONS, StateLayout
 from stoker.store.record import parse_json

@@ -12,7 +12,7 @@ import click
 
 from stoker.cli.options import PATH, TEXT, answer, json_option
 from stoker.config.units import format_bytes
-from stoker.observe.memory_patterns import PATTERNS, PatternRun, Verdict, judge
+from stoker.memory.memory_patterns import PATTERNS, PatternRun, Verdict, judge
 from stoker.store.errors import DataError, UsageError
 
 TEXT_BYTES = 8 << 20  # accumulating the tokens of so much text takes some 100 MB
@@ -45,7 +45,7 @@ def diagnose(
     if not parquet.is_file():
         raise UsageError(f"{parquet} is no file; name a parquet file")
     runs, footer = dict[str, PatternRun](), Footer()
-    activity = Activity("pattern", "stoker.cli.memory.pattern_worker")
+    activity = Activity("pattern", "stoker.memory.pattern_worker")
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder, Workers() as workers:
         frozen = Path(folder) / "tokenizer.json"
         texts = _Texts(parquet, text_column, documents)

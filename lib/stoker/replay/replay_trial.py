@@ -14,14 +14,14 @@ from stoker.checkpoints.retention import Found, remove_checkpoint, sweep_leftove
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.loop import Waiter
+from stoker.replay.replay_phases import Phase
+from stoker.replay.replay_site import Site, link_sets, own_checkpoints
 from stoker.store import errors
 from stoker.store.errors import DataError, LockHeld, StokerError, StorageError, UnavailableError
 from stoker.store.record import new_id, read_record, write_record
 from stoker.supervise.health.exits import GuardedEnd, classify
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
-from stoker.supervise.replay.replay_phases import Phase
-from stoker.supervise.replay.replay_site import Site, link_sets, own_checkpoints
 from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
 
 KEPT = 2  # the replay's newest checkpoints

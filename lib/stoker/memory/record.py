@@ -39,8 +39,8 @@ def record(
     A CSV that cannot be written later on never ends COMMAND. Exit codes of its own: 64 usage; 69 no such
     process; 74 the CSV cannot be written.
     """
-    from stoker.cli.memory.recorder import CommandRecorder, ProcessRecorder, Recorder, find_process, say
-    from stoker.observe.recording import RecordingFile
+    from stoker.memory.recorder import CommandRecorder, ProcessRecorder, Recorder, find_process, say
+    from stoker.memory.recording import RecordingFile
 
     if (pid is None) == (not command):
         raise UsageError("name either a process (--pid PID) or a command (-- COMMAND...)")

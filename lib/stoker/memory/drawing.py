@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.units import format_bytes, format_duration
-from stoker.observe.memory_picture import Curve, Mark, Panel, Picture, growth_bytes_per_min
+from stoker.memory.memory_picture import Curve, Mark, Panel, Picture, growth_bytes_per_min
 from stoker.store.errors import storage_errors
 
 BLOCKS = " ▁▂▃▄▅▆▇█"

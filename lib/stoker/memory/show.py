@@ -23,8 +23,8 @@ def show(file: Path, plot: Path | None) -> None:
     its processes, and the launches, checkpoints and evaluations of its run. Exit codes: 65 the file is no
     recording or has no sample; 74 the picture cannot be written.
     """
-    from stoker.cli.memory.drawing import as_text, write_plot
-    from stoker.observe.memory_picture import Picture, picture_of_recording, picture_of_samples
+    from stoker.memory.drawing import as_text, write_plot
+    from stoker.memory.memory_picture import Picture, picture_of_recording, picture_of_samples
 
     if plot is not None and plot.suffix.lower() not in KINDS:
         raise UsageError(f"{plot} ends with neither .png nor .svg, the two kinds of picture there are")

@@ -14,10 +14,10 @@ from stoker.cli.options import PATH, answer, json_option, planned_file, plural
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
 from stoker.kit.workers.child import paced
+from stoker.replay.replay_site import Site, take_up
+from stoker.replay.replay_trial import Stopped, Trial
+from stoker.replay.replay_verdict import Verdict, compare
 from stoker.supervise.health.trainer_protocol import TrainerView
-from stoker.supervise.replay.replay_site import Site, take_up
-from stoker.supervise.replay.replay_trial import Stopped, Trial
-from stoker.supervise.replay.replay_verdict import Verdict, compare
 
 EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
 TELL_EVERY_S = 5.0

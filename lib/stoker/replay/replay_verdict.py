@@ -11,16 +11,13 @@ from typing import Any
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.plan.timelines import ancestry, committed
+from stoker.replay.replay_site import Site
 from stoker.store.errors import DataError, StorageError
 from stoker.store.record import parse_json
-from stoker.supervise.replay.replay_site import Site
+from stoker.supervise.run.metrics_log import TIMED
 
 TENSORS = ("model-", "optimizer-")
 MOST_TOLD = 10
-# These differ between equal runs.
-TIMED = frozenset(
-    {"time", "tokens_per_s", "mfu", "data_wait_s", "save_stall_s", "memory_bytes", "alloc_retries"}
-)
 Key = tuple[int, bool]  # (step, whether it is a training row; else a held-out row)
 Rows = Mapping[Key, Mapping[str, Any]]
 

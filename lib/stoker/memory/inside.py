@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import stoker.observe
+import stoker.memory
 from stoker.config.units import format_bytes
 from stoker.kit.loop import Waiter
 from stoker.kit.workers.child import LineBuffer
 from stoker.kit.workers.parent import Bounds, Worker, WorkerNotStarted
 from stoker.store.record import parse_json
 
-HOOK = Path(stoker.observe.__path__[0]) / "python_hook"
+HOOK = Path(stoker.memory.__path__[0]) / "python_hook"
 READ_BYTES, READS_AT_ONCE = 1 << 16, 64
 NUMBERS = range(9, 2, -1)  # of descriptors that every shell can redirect to
 GPU_SILENT_S = 60.0  # a driver that no program used before takes long to begin
@@ -74,7 +74,7 @@ def _inherited(number: int) -> bool:
 
 
 class PythonReports:
-    """The last report of each Python process of a tree (see stoker.observe.python_hook)."""
+    """The last report of each Python process of a tree (see stoker.memory.python_hook)."""
 
     def __init__(self) -> None:
         self._by_pid: dict[int, dict[str, Any]] = {}

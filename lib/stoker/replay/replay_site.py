@@ -22,12 +22,12 @@ from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.plan.log import Plan, read_plan
 from stoker.plan.timelines import Timelines, ancestry, read_timelines
+from stoker.replay.replay_phases import Phase, insist_on_equal_bits, phases
 from stoker.store.direct import insist_on_room
 from stoker.store.errors import UsageError
 from stoker.store.files import make_dir, write_atomic
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record, write_record
-from stoker.supervise.replay.replay_phases import Phase, insist_on_equal_bits, phases
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.numerics_record import of_checkpoint
 from stoker.supervise.run.origin import Origin, prove_origin

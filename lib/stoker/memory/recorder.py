@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.cli.memory.inside import GpuMemory, LinePipe, PythonReports, python_environment
-from stoker.cli.memory.signal_fd import Arrived, SignalFd
 from stoker.kit.exec import launch_command, set_child_subreaper
 from stoker.kit.loop import Waiter
 from stoker.kit.process import (
@@ -22,9 +20,11 @@ from stoker.kit.process import (
     signal_name,
     signal_process,
 )
+from stoker.memory.inside import GpuMemory, LinePipe, PythonReports, python_environment
+from stoker.memory.recording import NOTE_CHARS, Kind, RecordingFile, Row
+from stoker.memory.signal_fd import Arrived, SignalFd
+from stoker.memory.tree_memory import PssWatch, tree_memory
 from stoker.observe.machine import MemoryWatch
-from stoker.observe.recording import NOTE_CHARS, Kind, RecordingFile, Row
-from stoker.observe.tree_memory import PssWatch, tree_memory
 from stoker.store.errors import UnavailableError
 from stoker.store.record import utc_now
 

@@ -1,4 +1,4 @@
-"""Runs one pattern of `stoker memory diagnose`: `python -m stoker.cli.memory.pattern_worker`.
+"""Runs one pattern of `stoker memory diagnose`: `python -m stoker.memory.pattern_worker`.
 
 Task: {"pattern", "parquet", "text_column", "tokenizer", "documents"}. Result: the documents, their tokens,
 and the resident bytes before and after. A round before that keeps nothing fills pools and caches, whose
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.kit.workers.child import Report, paced, run_worker
-from stoker.observe.memory_patterns import ACCUMULATE, READ, RELEASE
+from stoker.memory.memory_patterns import ACCUMULATE, READ, RELEASE
 from stoker.shards.build.memory_use import give_back, resident_bytes
 from stoker.shards.build.parquet import ParquetText
 from stoker.shards.tokenize.engine import HFEngine

@@ -26,9 +26,9 @@ def _start() -> None:
     found = os.fstat(int(number))
     if not stat.S_ISFIFO(found.st_mode) or found.st_ino != int(inode):
         return  # a parent closed the pipe, and another file has its number
-    import atexit  # noqa: PLC0415 - only in a program that is watched
-    import threading  # noqa: PLC0415
-    import tracemalloc  # noqa: PLC0415
+    import atexit
+    import threading
+    import tracemalloc
 
     tracemalloc.start()
     reporter = _Reporter(os.dup(int(number)), float(every_s))
@@ -47,8 +47,8 @@ class _Reporter:
 
     def report(self, is_last: bool = False) -> bool:
         """Writes a line; False when the recorder is gone."""
-        import json  # noqa: PLC0415
-        import tracemalloc  # noqa: PLC0415
+        import json
+        import tracemalloc
 
         body: dict[str, Any] = {"pid": os.getpid(), "traced": tracemalloc.get_traced_memory()[0]}
         allocated = getattr(sys.modules.get("pyarrow"), "total_allocated_bytes", None)
@@ -68,7 +68,7 @@ class _Reporter:
 
 def _top_lines() -> list[tuple[str, int]]:
     """Returns the lines of code that hold most memory, with their bytes."""
-    import tracemalloc  # noqa: PLC0415
+    import tracemalloc
 
     if not tracemalloc.is_tracing() or tracemalloc.get_tracemalloc_memory() > MOST_TRACER_BYTES:
         return []
@@ -85,8 +85,8 @@ def _top_lines() -> list[tuple[str, int]]:
 
 def _load_hidden() -> None:
     """Loads the sitecustomize that this one hides, as Python would have done."""
-    from importlib.machinery import PathFinder  # noqa: PLC0415
-    from importlib.util import module_from_spec  # noqa: PLC0415
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
 
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would double the start
     spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != here])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from stoker.cli.memory.diagnose import diagnose
-from stoker.cli.memory.record import record
-from stoker.cli.memory.show import show
+from stoker.memory.diagnose import diagnose
+from stoker.memory.record import record
+from stoker.memory.show import show
 
 
 @click.group(epilog="Example: stoker memory record -o leak.csv -- python train.py")
