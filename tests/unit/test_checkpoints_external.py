@@ -660,7 +660,31 @@ def test_a_path_that_was_told_before_waits_for_its_word_also_after_a_save_whose_
     save(b"y", 20)
     ground.watch("out/last.bin").look(AT_REST)  # its supervisor was killed before it heard
     save(b"z", 10)
-    later = ground.watch("out/last.bin")
-    later.tells = False  # another launch
+    later = replace(ground.watch("out/last.bin"), launch="another")
     ground.quiet(later)
     assert len(ground.told("sealed")) == 2
+
+
+def test_the_first_save_of_a_launch_waits_for_its_word_where_the_launch_before_told_or_for_the_next_save(
+    ground: Ground,
+) -> None:
+    def save(step: int, ago_s: float, *parts: str) -> None:
+        for part in parts or ("model", "rest"):
+            write_tree(ground.out, {(name := f"step={step}.ckpt/{part}.bin"): b"x"})
+            os.utime(ground.out / name, (time.time() - ago_s, time.time() - ago_s))
+
+    save(1, 40)
+    told = ground.watch("out/step=*.ckpt")
+    told.hear("out/step=1.ckpt", 1, time.time())
+    told.look()
+    later = replace(ground.watch("out/step=*.ckpt"), launch="another")
+    save(2, 30, "model")
+    ground.quiet(later)
+    assert len(ground.told("sealed")) == 1
+    ground.watch("out/step=*.ckpt").look(End(alive_at=time.time()))
+    assert ground.told("refused")[-1]["reason"] == watch_module.UNSURE
+    save(2, 25, "rest")
+    save(3, 20)
+    ground.quiet(later)  # the second is over, and this launch tells nothing
+    ground.quiet(later)
+    assert [one["step"] for one in ground.told("sealed")] == [1, 2, 3]

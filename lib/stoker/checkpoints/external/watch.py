@@ -137,7 +137,7 @@ class Watch:
             if one.mark in self.series.known:
                 self._taken(path)
                 return
-            if seen.has_missed and not (self.tells or self._is_reported(path)):
+            if seen.has_missed and not (self.tells or self._is_reported(one)):
                 self._refuse(path, MISSED, is_newest=True)
             if end is not None:
                 self._take(seen, "" if self._is_whole(seen, end) else UNSURE, is_at_rest=True)
@@ -169,17 +169,28 @@ class Watch:
         """Returns whether the trainer told this state; one written since has a word of its own soon."""
         return one.path in self.told and one.saved_at <= self.told[one.path][2]
 
-    def _is_reported(self, path: Path) -> bool:
-        """Returns whether the trainer says of this path when it is whole."""
+    def _is_reported(self, one: Outside) -> bool:
+        """Returns whether the trainer says of saves of this kind when they are whole."""
+        alike = [save for save in self.series.recent if save.is_of(one)]
+        # A save of this launch without a word: it says so no more, or of its save at a stop alone.
+        is_silent = any(save.launch == self.launch and not save.written.is_told for save in alike)
         # One of several: the word on a save is lost where its supervisor is killed before it.
-        return path in self.told or any(one.written.is_told for one in self.series.recent if one.path == path)
+        is_told = any(save.written.is_told for save in alike)
+        return one.path in self.told or (is_told and not is_silent)
+
+    def _has_next(self, one: Outside) -> bool:
+        """Returns whether the trainer has begun its next save, so that this one is over."""
+        step, name = step_in(one.path.name) or 0, form(one.path.name)
+        others = (path for path in self._found.paths if path != one.path and form(path.name) == name)
+        later = (path for path in others if (step_in(path.name) or 0) >= step)
+        return any(os.lstat(path).st_mtime > one.saved_at for path in later)
 
     def _is_due(self, seen: Seen) -> bool:
         """Returns whether a running trainer's state is whole, as far as one can know."""
         one = seen.one
         if self._is_told(one):
             return True
-        if self.tells or self.is_saving or self._is_reported(one.path):
+        if self.tells or self.is_saving or (self._is_reported(one) and not self._has_next(one)):
             return False  # it says when it is whole
         is_heard = self.heard.covers(one.saved_at) or time.time() - one.saved_at >= LAG_S
         return is_heard and self.clock() - seen.since >= self.series.wait_s(seen)
@@ -190,16 +201,15 @@ class Watch:
         if end.is_clean or self._is_told(one) or self.series.shows_end(one):
             return True
         before = self.series.of_kind(one)
-        is_known = before is not None and (before.written.is_told or not self._is_reported(one.path))
+        is_known = before is not None and (before.written.is_told or not self._is_reported(one))
         if is_known and self.series.is_like_before(one) and not self.series.has_grown(one):
             return True
         if before is None and one.kind == "file" and end.is_by_itself:
             return True  # nobody killed it in the middle of a write
-        others = (path for path in self._found.paths if path != one.path)
-        alike = (path for path in others if form(path.name) == form(one.path.name))
-        if any(os.lstat(path).st_mtime > one.saved_at for path in alike):
-            return True  # the trainer went on to its next save
+        if self._has_next(one):
+            return True
         tells = self.tells or end.was_saving or (newest is not None and newest.written.is_told)
+        tells = tells or self._is_reported(one)
         return not tells and end.alive_at - one.saved_at >= self.series.wait_s(seen)
 
     def _take(self, seen: Seen, why_unsure: str = "", *, is_at_rest: bool = False) -> None:
