@@ -148,7 +148,7 @@ def test_the_target_starts_all_three_which_report_reload_and_are_scraped_and_sto
     before, reached = processes(box, units[2]), trained_steps(box)
     box.run("systemctl", "reload", "stoker-*@thread.service")
     for unit in units:  # at once: a reload returns with the new image's READY
-        assert "again in place" in box.journal(unit), box.journal(unit)
+        assert "restarted in place" in box.journal(unit), box.journal(unit)
         assert box.show(unit, "SubState") == "running"
         assert box.show(unit, "NRestarts") == "0", box.journal(unit)
     box.write("/etc/stoker/thread.yaml", PIPELINE + "trian: {}\n")
