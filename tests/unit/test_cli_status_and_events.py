@@ -318,6 +318,23 @@ def test_a_download_tells_how_far_it_is_in_all_and_file_by_file() -> None:
     assert "MB/s" not in past and "a.parquet" not in past and "paused" not in past
 
 
+@pytest.mark.parametrize(
+    ("more", "said"), [({}, "3 verified; 3.0 MiB verified"), ({"polling": 60}, "3 hashed; 3.0 MiB hashed")]
+)
+def test_what_nothing_vouches_for_is_hashed_and_not_verified(more: dict[str, Any], said: str) -> None:
+    lines = "\n".join(report_lines("p", {**nothing(), "download_watchdog": told_by({**DOWNLOAD, **more})}))
+    assert said in lines
+
+
+def test_a_run_without_data_shows_its_supervisor_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("name: own\ntrain:\n  command: [python, train.py]\n")
+    assert exit_code(["status", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["pipeline own", "  train_supervisor   never started"]
+
+
 def nothing() -> dict[str, dict[str, Any]]:
     """Daemons that were never started."""
     about = {"running": False, "state": "never started", "pid": None, "since": None, "metrics": None}

@@ -129,7 +129,8 @@ def _classify(
     end: GuardedEnd, seen: Evidence, *, is_asked: bool, meaning: Meaning | None, last_words: str | None
 ) -> Exit:
     if is_asked and (end.code == 0 or seen.is_sealed):
-        return Exit(ExitClass.STOPPED, "saved and stopped as asked")
+        how = "" if end.code == 0 else f" ({_how(end)})"
+        return Exit(ExitClass.STOPPED, f"saved and stopped as asked{how}")
     if end.code == end.signum is None:
         return Exit(ExitClass.GUARD_LOST, "its guard ended before it could say how the trainer did")
     if meaning is not None and (other := meaning(end, seen, is_asked)) is not None:
