@@ -1,4 +1,4 @@
-"""Where an installation lays what deploy/ holds, and what it makes of the host's settings."""
+"""Where an installation lays what deploy/ holds, and who works from an environment."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from pathlib import Path
 import pytest
 
 from stoker.config.load import deploy_dir
-from stoker.install.checks import is_set, users_of
+from stoker.install.environment import users_of
 from stoker.install.places import Places
-from stoker.install.steps import Record
-from stoker.install.wheel import default_python
 
 NOT_LAID = {"README.md", "stoker.sysctl"}
 
 
 def laid(is_user: bool) -> dict[Path, bytes]:
-    deploy = {
-        str(path.relative_to(deploy_dir())): path.read_bytes()
-        for path in deploy_dir().rglob("*")
-        if path.is_file()
-    }
-    return dict(Places(Path("/"), is_user, Path("/srv/elsewhere")).files(deploy))
+    files = Places(Path("/"), is_user, "/srv/elsewhere").files(deploy_dir())
+    return {Path(path): data for path, data in files}
 
 
 @pytest.mark.parametrize("is_user", [False, True])
@@ -54,15 +48,6 @@ def test_the_rest_of_the_machines_files_lie_where_systemd_and_shells_look() -> N
     ]
 
 
-def test_a_damaged_record_is_none_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "installed.json"
-    Record("/opt/stoker", {"/usr/local/x": ["0"]}).write(path)
-    assert Record.read(path) == Record("/opt/stoker", {"/usr/local/x": ["0"]})
-    path.write_text('{"prefix": "/opt/stoker", "files": []}')
-    assert Record.read(path) is None
-    assert "is damaged" in capsys.readouterr().out
-
-
 def test_where_the_prefix_is_a_link_a_process_is_found_by_what_it_has_mapped(tmp_path: Path) -> None:
     place, link = tmp_path / "disk/0.1.0-00000000", tmp_path / "prefix"
     place.mkdir(parents=True)
@@ -78,18 +63,3 @@ with open("lib") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         assert child.stdout is not None
         child.stdout.readline()
         assert users_of(link / place.name) == [child.pid]
-
-
-def test_the_systems_python_is_taken_by_the_name_that_outlives_an_upgrade(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("STOKER_PYTHON", raising=False)
-    assert not Path(default_python()).is_symlink() or default_python() == sys.executable
-
-
-def test_a_limit_that_is_higher_already_is_not_offered() -> None:
-    now = int(Path("/proc/sys/fs/inotify/max_user_watches").read_text())
-    assert is_set(f"fs.inotify.max_user_watches = {now - 1}")
-    assert not is_set(f"fs.inotify.max_user_watches = {now + 1}")
-    assert not is_set("vm.swappiness = 201")
-    assert is_set("vm.none_such = 1"), "this kernel does not have it"

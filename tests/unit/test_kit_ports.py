@@ -27,8 +27,9 @@ def taken() -> Iterator[socket.socket]:
 def test_who_listens_on_a_port_is_known_by_process_and_command(taken: socket.socket) -> None:
     port = taken.getsockname()[1]
     assert listener_on(port).startswith(f"process {os.getpid()} (")
-    taken.close()
-    assert listener_on(port) == ""
+    with socket.create_connection(("127.0.0.1", port)), taken.accept()[0]:
+        taken.close()
+        assert listener_on(port) == "", "a connection is no listener"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from stoker.cli.pipeline.status import report_lines
 from stoker.kit.context import DaemonContext
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId
@@ -184,12 +185,19 @@ def test_a_checkpoint_that_failed_is_trouble_until_a_later_one_is_sealed() -> No
     assert shown()["trouble"] is None
 
 
+STOPPED = {"running": False, "state": "stopped", "pid": None, "since": None, "metrics": None}
+
+
 def test_a_save_that_was_not_taken_is_trouble_and_a_step_that_nobody_knows_is_none() -> None:
     told = shown(refused="out/last: it is an empty directory")["trouble"]
     assert told.startswith("the newest save is not sealed: out/last: it is an empty directory; ")
     unknown = replace(PROVEN, body={**PROVEN.body, "external": {"path": "out/last", "step": None}})
     told = shown(live=None, checkpoint=unknown, sealed=unknown)
     assert (told["step"], told["checkpoint"]["step"]) == (None, None)
+    told = shown(checkpoint=unknown, sealed=unknown)
+    assert "checkpoint of an unknown step" in status_text(told)
+    lines = report_lines("p", {TRAIN_SUPERVISOR: {**STOPPED, "body": told}})
+    assert any(line.endswith(", of a step that nobody knows") for line in lines)
 
 
 @pytest.mark.parametrize(

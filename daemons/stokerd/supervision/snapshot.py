@@ -138,7 +138,8 @@ def status_text(shown: dict[str, Any]) -> str:
     if shown["eta_s"] is not None:
         parts.append(f"{format_duration(shown['eta_s'])} left")
     if shown["checkpoint"] is not None:
-        parts.append(f"checkpoint {shown['checkpoint']['step'] or 'of an unknown step'}")
+        step = shown["checkpoint"]["step"]
+        parts.append(f"checkpoint {'of an unknown step' if step is None else step}")
     if shown["trouble"]:
         parts.append(shown["trouble"])
     return ", ".join(parts)

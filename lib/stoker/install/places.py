@@ -1,83 +1,59 @@
-"""What of the wheel goes where."""
+"""What of deploy/ goes where."""
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 DEFAULT_PREFIX, DEFAULT_USER_PREFIX = "/opt/stoker", "%h/.local/share/stoker"  # as the units write them
-_COMPLETION = {
-    "completion/stoker.bash": "share/bash-completion/completions/stoker",
-    "completion/stoker.zsh": "share/zsh/site-functions/_stoker",
-    "completion/stoker.fish": "share/fish/vendor_completions.d/stoker.fish",
+# Suffixes of files below deploy/: the place below /usr/local or ~/.local; {} is the name.
+_UNITS = (".service", ".target", ".slice", ".timer")
+_OF_BOTH = {
+    ".bash": "share/bash-completion/completions/stoker",
+    ".zsh": "share/zsh/site-functions/_stoker",
+    ".fish": "share/fish/vendor_completions.d/stoker.fish",
 }
-_UNITS = ("*.service", "*.target", "*.slice", "*.timer")
-# Pattern of names below deploy/: the place below /usr/local or ~/.local. The first that fits; {} is the rest.
 _OF_MACHINE = {
-    "systemd/user/*": None,
-    "systemd/stoker.sysusers": "lib/sysusers.d/stoker.conf",
-    "systemd/stoker.tmpfiles": "lib/tmpfiles.d/stoker.conf",
-    "systemd/stoker.preset": "lib/systemd/system-preset/50-stoker.preset",
-    "systemd/stoker.catalog": "lib/systemd/catalog/stoker.catalog",
-    **{f"systemd/{kind}": "lib/systemd/system/{}" for kind in _UNITS},
-    **_COMPLETION,
+    **dict.fromkeys(_UNITS, "lib/systemd/system/{}"),
+    ".sysusers": "lib/sysusers.d/stoker.conf",
+    ".tmpfiles": "lib/tmpfiles.d/stoker.conf",
+    ".preset": "lib/systemd/system-preset/50-stoker.preset",
+    ".catalog": "lib/systemd/catalog/stoker.catalog",
+    **_OF_BOTH,
 }
-_OF_USER = {**{f"systemd/user/{kind}": "share/systemd/user/{}" for kind in _UNITS}, **_COMPLETION}
+_OF_USER = {**dict.fromkeys(_UNITS, "share/systemd/user/{}"), **_OF_BOTH}
 
 
-@dataclass(frozen=True)
 class Places:
     """Where an installation lies: of the machine, or of a user; below `root` in an image, or in a test."""
 
-    root: Path
-    is_user: bool
-    prefix: Path
+    def __init__(self, root: Path, is_user: bool, prefix: str) -> None:
+        self.root, self.is_user, self.prefix = root, is_user, prefix
+        self.local = Path.home() / ".local" if is_user else Path("/usr/local")
+        self.pipelines = Path.home() / ".config/stoker" if is_user else Path("/etc/stoker")
+        enabled = Path.home() / ".config/systemd/user" if is_user else Path("/etc/systemd/system")
+        self.enabled = self.on_disk(enabled)  # where `systemctl enable` makes its links
+        self.record = self.on_disk(self.local / "share/stoker-install/installed.json")
+        self.home = self.on_disk(prefix)
+        self.current = self.home / "current"
+        # The command that people call, and the pages that units, alerts and the journal name.
+        self.links = {self.home / page: f"current/deploy/{page}" for page in ("README.md", "docs")}
+        self.links[self.on_disk(self.local / "bin/stoker")] = str(self.current / "bin/stoker")
 
-    @property
-    def home(self) -> Path:
-        """The directory of the environments and of `current`."""
-        return self.on_disk(self.prefix)
-
-    @property
-    def local(self) -> Path:
-        """What the other files lie below."""
-        return Path.home() / ".local" if self.is_user else Path("/usr/local")
-
-    @property
-    def record(self) -> Path:
-        """The record of what was installed; its lock lies beside it."""
-        return self.on_disk(self.local / "share/stoker-install/installed.json")
-
-    @property
-    def command(self) -> Path:
-        """The link that people call."""
-        return self.on_disk(self.local / "bin/stoker")
-
-    @property
-    def pipelines(self) -> Path:
-        """The directory of the pipeline files."""
-        return Path.home() / ".config/stoker" if self.is_user else Path("/etc/stoker")
-
-    @property
-    def enabled(self) -> Path:
-        """The directory where `systemctl enable` makes its links."""
-        inside = Path.home() / ".config/systemd/user" if self.is_user else Path("/etc/systemd/system")
-        return self.on_disk(inside)
-
-    def on_disk(self, path: Path) -> Path:
+    def on_disk(self, path: Path | str) -> Path:
         """Returns where a path lies, below the root."""
-        return self.root / path.relative_to("/")
+        return self.root / Path(path).relative_to("/")
 
-    def files(self, deploy: Mapping[str, bytes]) -> Iterator[tuple[Path, bytes]]:
+    def in_force(self) -> str | None:
+        """Returns the name of the environment that `current` names."""
+        return self.current.readlink().name if self.current.is_symlink() else None
+
+    def files(self, deploy: Path) -> Iterator[tuple[str, bytes]]:
         """Yields path and content of each file outside the environments, from the files of deploy/."""
-        rows = _OF_USER if self.is_user else _OF_MACHINE
-        for name, data in sorted(deploy.items()):
-            place = next((row for pattern, row in rows.items() if fnmatch.fnmatch(name, pattern)), None)
-            if place is not None:
-                rest = re.sub(r"^systemd/(user/)?", "", name)
-                default = DEFAULT_USER_PREFIX if self.is_user else DEFAULT_PREFIX
-                whole = data.replace(default.encode(), str(self.prefix).encode())
-                yield self.local / place.format(rest), whole
+        units, rows, default = "systemd/*", _OF_MACHINE, DEFAULT_PREFIX
+        if self.is_user:
+            units, rows, default = "systemd/user/*", _OF_USER, DEFAULT_USER_PREFIX
+        for path in sorted([*deploy.glob(units), *deploy.glob("completion/*")]):
+            if row := rows.get(path.suffix):
+                data = path.read_bytes().replace(default.encode(), self.prefix.encode())
+                yield str(self.local / row.format(path.name)), data

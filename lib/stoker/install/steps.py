@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 USAGE, DATA, UNAVAILABLE, STORAGE, CONFIG = 64, 65, 69, 74, 78  # as in sysexits.h
 
@@ -25,101 +21,50 @@ class Refused(Exception):
         self.code = code
 
 
-@dataclass
-class Steps:
-    """Says what is done and does it; in a dry run it only says so."""
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    # The lock is inherited: where this process is killed, no other begins beside the command.
+    return subprocess.run(words, check=False, close_fds=False, text=True, capture_output=True)
 
-    is_dry: bool
-    lock: int | None = None
 
-    def do(self, text: str, action: Callable[..., Any], *arguments: Any) -> None:
-        """Says and does one thing."""
-        print(f"would {text}" if self.is_dry else text, flush=True)
-        if not self.is_dry:
-            action(*arguments)
+def must(code: int, remedy: str, *words: str | Path) -> str:
+    """Runs a command and returns its output; raises Refused where it fails."""
+    done = run(*words)
+    if done.returncode:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise Refused(code, f"{' '.join(map(str, words))} failed ({done.returncode}): {remedy}\n{last}")
+    return done.stdout
 
-    def command(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs a command that keeps the lock: where this process is killed, no other begins beside it."""
-        kept = () if self.lock is None else (self.lock,)
-        return subprocess.run(words, check=False, pass_fds=kept, text=True, capture_output=True)
 
-    def must(self, code: int, remedy: str, *words: str | Path) -> None:
-        """Runs a command; raises Refused where it fails."""
-        done = self.command(*words)
-        if done.returncode:
-            last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-            raise Refused(code, f"{' '.join(map(str, words))} failed ({done.returncode}): {remedy}\n{last}")
-
-    @contextlib.contextmanager
-    def locked(self, path: Path) -> Iterator[None]:
-        """Holds the lock; waits for whoever has it."""
-        if self.is_dry:
-            yield
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock; waits for whoever has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        os.set_inheritable(lock.fileno(), True)
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print("waiting for another installation, or for what a killed one has started", flush=True)
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            os.close(self.lock)
-            self.lock = None
-
-
-@dataclass
-class Record:
-    """The prefix, and for each laid file the digests of what was laid there, or is about to be."""
-
-    prefix: str
-    files: dict[str, list[str]] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> Record | None:
-        """Returns the record of an installation; None where there is none, or a damaged one."""
-        try:
-            body = json.loads(path.read_text())
-            return cls(str(body["prefix"]), {str(name): list(sums) for name, sums in body["files"].items()})
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            print(f"{path} is damaged: what differs from the new files counts as edited")
-            return None
-
-    def write(self, path: Path) -> None:
-        """Writes the record."""
-        write(path, json.dumps({"v": 1, "prefix": self.prefix, "files": self.files}, indent=1).encode())
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file by one rename; anyone may read it."""
+    """Writes a file by one rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = part_of(path)
-    with part.open("wb") as stream:
+    with (part := part_of(path)).open("wb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
     part.replace(path)
-    sync_directory(path.parent)
 
 
 def link(path: Path, target: str) -> None:
-    """Makes a link, or moves it, by one rename."""
+    """Makes a link, or turns it, by one rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = part_of(path)
-    part.unlink(missing_ok=True)
+    (part := part_of(path)).unlink(missing_ok=True)
     part.symlink_to(target)
     part.replace(path)
-    sync_directory(path.parent)
-
-
-def remove_environment(path: Path, marker: str) -> None:
-    """Removes an environment; what is left of it after a kill does not pass for a whole one."""
-    (path / marker).unlink(missing_ok=True)
-    shutil.rmtree(path)
 
 
 def part_of(path: Path) -> Path:
@@ -127,25 +72,19 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def beside(path: Path) -> Path:
-    """Returns where the new content of an edited file goes; systemd ignores that name."""
-    return path.with_name(f"{path.name}.new")
+def clean(path: Path) -> None:
+    """Removes what a kill before a rename, or an earlier version, has left beside a file."""
+    for there in (part_of(path), path.with_name(f"{path.name}.new")):
+        there.unlink(missing_ok=True)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Removes files and links, those that are still there."""
+    for path in paths:
+        if os.path.lexists(path):
+            print(f"remove {path}")
+            path.unlink()
 
 
 def digest(data: bytes) -> str:
-    """Returns the sha256 of bytes."""
     return hashlib.sha256(data).hexdigest()
-
-
-def digest_of(path: Path) -> str | None:
-    """Returns the sha256 of a file; None where there is none."""
-    return digest(path.read_bytes()) if path.is_file() else None
-
-
-def sync_directory(path: Path) -> None:
-    """Makes a rename durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
