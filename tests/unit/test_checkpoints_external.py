@@ -687,4 +687,6 @@ def test_the_first_save_of_a_launch_waits_for_its_word_where_the_launch_before_t
     save(3, 20)
     ground.quiet(later)  # the second is over, and this launch tells nothing
     ground.quiet(later)
-    assert [one["step"] for one in ground.told("sealed")] == [1, 2, 3]
+    save(4, 10)  # what is all there is whole, also after a save without a word
+    replace(ground.watch("out/step=*.ckpt"), launch="third").look(End(was_saving=True, alive_at=time.time()))
+    assert [one["step"] for one in ground.told("sealed")] == [1, 2, 3, 4]

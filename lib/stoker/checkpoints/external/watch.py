@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,9 +174,7 @@ class Watch:
         alike = [save for save in self.series.recent if save.is_of(one)]
         # A save of this launch without a word: it says so no more, or of its save at a stop alone.
         is_silent = any(save.launch == self.launch and not save.written.is_told for save in alike)
-        # One of several: the word on a save is lost where its supervisor is killed before it.
-        is_told = any(save.written.is_told for save in alike)
-        return one.path in self.told or (is_told and not is_silent)
+        return one.path in self.told or (_is_any_told(alike) and not is_silent)
 
     def _has_next(self, one: Outside) -> bool:
         """Returns whether the trainer has begun its next save, so that this one is over."""
@@ -200,8 +198,13 @@ class Watch:
         one, newest = seen.one, self.series.newest
         if end.is_clean or self._is_told(one) or self.series.shows_end(one):
             return True
-        before = self.series.of_kind(one)
-        is_known = before is not None and (before.written.is_told or not self._is_reported(one))
+        before, here = (
+            self.series.of_kind(one),
+            [save for save in self.series.recent if save.path == one.path],
+        )
+        # In a path that is written again and again, a save without a word may have been half itself.
+        is_doubtful = one.path in self.told or _is_any_told(here)
+        is_known = before is not None and (before.written.is_told or not is_doubtful)
         if is_known and self.series.is_like_before(one) and not self.series.has_grown(one):
             return True
         if before is None and one.kind == "file" and end.is_by_itself:
@@ -313,6 +316,11 @@ class Watch:
         if self._refused.get(path) != why:
             self._refused[path] = why
             self.tell("refused", path=shown(path), reason=why, is_newest=is_newest)
+
+
+def _is_any_told(saves: Iterable[SealedSave]) -> bool:
+    # One of several: the word on a save is lost where its supervisor is killed before it.
+    return any(save.written.is_told for save in saves)
 
 
 def _by_step(path: Path) -> tuple[bool, int, Path]:
