@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,6 +115,7 @@ def test_an_upgrade_replaces_edited_files_and_removes_what_is_no_longer_laid(
     assert not beside.exists()
     assert "was edited" not in ground.run(wheels[0]).stdout
     assert (unit.read_bytes(), account.exists(), drop_in.read_text()) == (laid, True, "[Unit]\n")
+    shutil.rmtree(drop_in.parent)
 
 
 def walk(ground: Ground, wheels: tuple[Path, Path], kills: list[int]) -> None:
