@@ -90,10 +90,11 @@ for step in range(steps[0] + 1, 41):
         os.makedirs(path, exist_ok=True)
         for part in PARTS:
             if part == "optimizer":
-                time.sleep(1.2)
+                dies = os.path.exists(f"die-{launch}-{step}")
+                time.sleep(0.4 if dies else 1.2)
                 while not stoker and step == 10 and not glob.glob(halves):
                     time.sleep(0.02)  # the longest pause, of which the first half is sealed
-                if os.path.exists(f"die-{launch}-{step}"):
+                if dies:
                     os.kill(os.getpid(), 9)
             with open(f"{path}/{part}", "w") as file:
                 file.write(str(step))

@@ -690,3 +690,16 @@ def test_the_first_save_of_a_launch_waits_for_its_word_where_the_launch_before_t
     save(4, 10)  # what is all there is whole, also after a save without a word
     replace(ground.watch("out/step=*.ckpt"), launch="third").look(End(was_saving=True, alive_at=time.time()))
     assert [one["step"] for one in ground.told("sealed")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("shorter", "is_whole"), [(3, True), (100, False)])
+def test_a_save_whose_numbers_have_fewer_digits_is_whole_and_one_that_is_cut_off_is_not(
+    ground: Ground, shorter: int, is_whole: bool
+) -> None:
+    write_tree(ground.out, {"step=1.ckpt/rank.bin": b"x" * 100_000})
+    told = ground.watch("out/step=*.ckpt")
+    told.hear("out/step=1.ckpt", 1, time.time())
+    told.look()
+    write_tree(ground.out, {"step=2.ckpt/rank.bin": b"x" * (100_000 - shorter)})
+    ground.watch("out/step=*.ckpt").look(End(was_saving=True, alive_at=time.time()))
+    assert [one["step"] for one in ground.told("sealed")] == ([1, 2] if is_whole else [1])

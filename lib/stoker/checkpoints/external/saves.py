@@ -17,8 +17,8 @@ from stoker.checkpoints.external.find import FileState, Outside, path_of
 from stoker.checkpoints.format import FILES
 
 # Of the size that a file had in the save before; a smaller one may be cut off. A small file is written at
-# once: it is empty or whole, and its numbers may have fewer digits.
-_SHRUNK, _AT_ONCE_BYTES = 0.9, 4096
+# once: it is empty or whole, and its numbers may have fewer digits. So may those in a large one.
+_SHRUNK, _AT_ONCE_BYTES, _DIGITS_BYTES = 0.9, 4096, 64
 _GROWN = 1.1  # times the size that a file had: less is another save of about the same size
 _DIGITS = re.compile(r"\d+")
 
@@ -136,7 +136,7 @@ def goes_on(before: Outside, written: Written, one: Outside) -> bool:
 
 
 def _least(size: int) -> float:
-    return _SHRUNK * size if size <= _AT_ONCE_BYTES else size
+    return _SHRUNK * size if size <= _AT_ONCE_BYTES else size - _DIGITS_BYTES
 
 
 def form(name: str) -> str:
