@@ -211,21 +211,6 @@ def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(
     assert len(site.released()) == 1
 
 
-def test_a_look_is_due_a_day_after_the_last_whatever_was_restarted(site: Site) -> None:
-    assert site.data.once("stage_shard").returncode == 0
-    assert not site.data.events("stage_shard", "quarantine_revalidated")
-    mark(site.folder(), time=LONG_AGO)
-    assert site.data.once("stage_shard").returncode == 0
-    assert site.data.once("stage_shard").returncode == 0
-    (told,) = site.data.events("stage_shard", "quarantine_revalidated")
-    assert told["path"] == "bad.parquet"
-    assert told["reason"].startswith("page_corrupt in row group 1, column text: ")
-    off = make_pipeline(site.data.home, quarantine={"revalidate": None})
-    mark(site.folder(), revalidated=LONG_AGO)
-    assert off.once("stage_shard").returncode == 0
-    assert len(site.data.events("stage_shard", "quarantine_revalidated")) == 1
-
-
 def test_everything_is_looked_at_when_asked_and_a_vanished_file_comes_back_from_quarantine(
     site: Site, tmp_path: Path
 ) -> None:
@@ -259,32 +244,6 @@ def test_a_file_that_differs_from_its_receipt_is_hashed_and_built_again(site: Si
     assert codes == [0, 0]
     assert receipt.exists()
     assert site.audit()["balanced"]
-
-
-def test_the_budget_is_kept_by_count_and_bytes_with_an_event_for_each(site: Site) -> None:
-    for number in range(4):
-        for kind in ("parquet", "shards"):
-            folder = site.layout.quarantine / f"{kind}-old{number}-x"
-            folder.mkdir()
-            body = {"v": 1, "kind": kind, "path": f"old{number}", "reason": "x", "sha256": "0" * 64}
-            write_record(folder / "reason.json", {**body, "time": f"2026-0{number + 1}-01T00:00:00Z"})
-            (folder / "thing").write_bytes(bytes(1000))
-    size = site.listed()[0]["bytes"]
-    data = make_pipeline(site.data.home, quarantine={"keep_files": 3, "keep_bytes": size + 1500})
-
-    assert data.once("stage_shard").returncode == 0
-
-    told = {each["folder"]: each for each in data.events("stage_shard", "quarantine_dropped")}
-    assert {name: each["why"].split()[0] for name, each in told.items()} == {
-        "parquet-old0-x": "quarantine.keep_files",
-        "parquet-old1-x": "quarantine.keep_files",
-        "parquet-old2-x": "quarantine.keep_bytes",
-        "shards-old0-x": "quarantine.keep_files",
-    }
-    assert {each["bytes"] for each in told.values()} == {1000}
-    left = {kept.name: bool(kept.things) for kept in site.shelf()}
-    assert len(left) == 9
-    assert sorted(name for name, there in left.items() if not there) == sorted(told)
 
 
 def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site: Site) -> None:

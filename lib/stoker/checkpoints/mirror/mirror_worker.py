@@ -263,15 +263,8 @@ def copy_file(source: Path, target: Path, tell: Progress, sha256: str = "") -> b
 
 def give_up(mirror: Path, names: list[str]) -> list[str]:
     """Removes copies without readers; returns the names that are gone. Raises StorageError."""
-    gone = []
-    for name in names:
-        try:
-            is_gone = remove_checkpoint(inside(mirror, name))
-        except FileNotFoundError:
-            is_gone = True
-        if is_gone:
-            gone.append(name)
-    return gone
+    paths = {name: inside(mirror, name) for name in names}
+    return [name for name, path in paths.items() if not os.path.lexists(path) or remove_checkpoint(path)]
 
 
 def sweep(mirror: Path, sparing: Path) -> None:
