@@ -71,6 +71,7 @@ class CompileCache:
         with suppress(FileNotFoundError, DataError, UnknownFormat):
             self._sealed = read_record(self._seal)
         found = self._body()
+        # Torch's own checks are not enough: with libraries damaged here a run ended with other weights.
         if found == self._sealed:
             return
         if found["files"] or self._sealed:
