@@ -23,7 +23,6 @@ from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.lock import read_holder
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import set_aside, write_record
-from stoker.store.requests import file_request, read_outcome
 from support.asked import filed_requests
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
@@ -145,19 +144,18 @@ def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None
 
     at_once = site.stoker("release", "bad.parquet")  # nobody is there
     assert (at_once.code, "page_corrupt in row group 1, column text: " in at_once.err) == (1, True)
-    filed = site.stoker("revalidate")
-    assert (filed.code, "does this at its next start" in filed.out) == (0, True), filed.err
+    every = site.stoker("revalidate")
+    assert (every.code, "page_corrupt in row group 1, column text: " in every.err) == (1, True)
     daemon = site.data.start("stage_shard")
     try:
-        wait_until(lambda: site.listed()[0]["revalidations"] == 1, what="the look that was asked for before")
         refused = site.stoker("release", kept["name"])
         assert refused.code == 1
         assert "page_corrupt in row group 1, column text: " + kept["detail"] in refused.err
         assert site.data.states()["bad.parquet"] == "quarantined"
-        assert site.listed()[0]["revalidations"] == 2
+        assert site.listed()[0]["revalidations"] == 1
         assert site.stoker("release", "parquet-*").code == 64
-        every = site.stoker("revalidate")
-        assert (every.code, every.out) == (1, "released: none; 1 still bad, 0 cannot be read now\n")
+        assert site.stoker("revalidate").code == 1
+        assert site.listed()[0]["revalidations"] == 2
         forced = site.stoker("release", "bad.parquet", "--force")
         assert forced.code == 0, forced.err
         wait_until(lambda: site.data.states()["bad.parquet"] == "quarantined", what="the same end")
@@ -213,21 +211,6 @@ def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(
     assert len(site.released()) == 1
 
 
-def test_a_look_is_due_a_day_after_the_last_whatever_was_restarted(site: Site) -> None:
-    assert site.data.once("stage_shard").returncode == 0
-    assert not site.data.events("stage_shard", "quarantine_revalidated")
-    mark(site.folder(), time=LONG_AGO)
-    assert site.data.once("stage_shard").returncode == 0
-    assert site.data.once("stage_shard").returncode == 0
-    (told,) = site.data.events("stage_shard", "quarantine_revalidated")
-    assert told["path"] == "bad.parquet"
-    assert told["reason"].startswith("page_corrupt in row group 1, column text: ")
-    off = make_pipeline(site.data.home, quarantine={"revalidate": None})
-    mark(site.folder(), revalidated=LONG_AGO)
-    assert off.once("stage_shard").returncode == 0
-    assert len(site.data.events("stage_shard", "quarantine_revalidated")) == 1
-
-
 def test_everything_is_looked_at_when_asked_and_a_vanished_file_comes_back_from_quarantine(
     site: Site, tmp_path: Path
 ) -> None:
@@ -236,9 +219,8 @@ def test_everything_is_looked_at_when_asked_and_a_vanished_file_comes_back_from_
     site.acquit(content)
     daemon = site.data.start("stage_shard")
     try:
-        asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
-        answer = wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
-        assert answer == {"released": ["bad.parquet"], "bad": 0, "unreadable": 0}
+        done = site.stoker("revalidate")
+        assert (done.code, done.out) == (0, "bad.parquet: released: it decodes and hashes well now\n")
         wait_until(lambda: site.data.states()["bad.parquet"] == "released", what="the set")
         wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="its copy's end")
     finally:
@@ -256,40 +238,12 @@ def test_a_file_that_differs_from_its_receipt_is_hashed_and_built_again(site: Si
     watchdog = site.data.start("download_watchdog")
     daemon = site.data.start("stage_shard")
     try:
-        asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
-        wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
         wait_until(lambda: site.data.states()["bad.parquet"] == "released", what="the new content's set")
     finally:
         codes = [daemon.stop(), watchdog.stop()]
     assert codes == [0, 0]
     assert receipt.exists()
     assert site.audit()["balanced"]
-
-
-def test_the_budget_is_kept_by_count_and_bytes_with_an_event_for_each(site: Site) -> None:
-    for number in range(4):
-        for kind in ("parquet", "shards"):
-            folder = site.layout.quarantine / f"{kind}-old{number}-x"
-            folder.mkdir()
-            body = {"v": 1, "kind": kind, "path": f"old{number}", "reason": "x", "sha256": "0" * 64}
-            write_record(folder / "reason.json", {**body, "time": f"2026-0{number + 1}-01T00:00:00Z"})
-            (folder / "thing").write_bytes(bytes(1000))
-    size = site.listed()[0]["bytes"]
-    data = make_pipeline(site.data.home, quarantine={"keep_files": 3, "keep_bytes": size + 1500})
-
-    assert data.once("stage_shard").returncode == 0
-
-    told = {each["folder"]: each for each in data.events("stage_shard", "quarantine_dropped")}
-    assert {name: each["why"].split()[0] for name, each in told.items()} == {
-        "parquet-old0-x": "quarantine.keep_files",
-        "parquet-old1-x": "quarantine.keep_files",
-        "parquet-old2-x": "quarantine.keep_bytes",
-        "shards-old0-x": "quarantine.keep_files",
-    }
-    assert {each["bytes"] for each in told.values()} == {1000}
-    left = {kept.name: bool(kept.things) for kept in site.shelf()}
-    assert len(left) == 9
-    assert sorted(name for name, there in left.items() if not there) == sorted(told)
 
 
 def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site: Site) -> None:
@@ -334,9 +288,7 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
             lambda: site.shelf() and site.data.states()["bad.parquet"] == "quarantined",
             what="another finding",
         )
-        asked = file_request(site.layout, STAGE_SHARD, "revalidate", {})
-        answer = wait_until(lambda: read_outcome(site.layout, asked), what="the answer")
-        assert answer == {"released": [], "bad": 1, "unreadable": 0}
+        assert site.stoker("revalidate").code == 1
     finally:
         assert daemon.stop() == 0
     told = site.data.events("stage_shard", "quarantine_dropped")

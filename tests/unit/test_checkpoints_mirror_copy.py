@@ -72,6 +72,9 @@ class Place:
     def fetch(self, name: str) -> dict[str, Any]:
         return do(self.task("fetch", name=name, checkpoints=str(self.checkpoints), logs=[]))
 
+    def sync(self, run_id: str, **copy: object) -> dict[str, Any]:
+        return do(self.task("sync", run_id=run_id, copy=copy or None, prune=[]))
+
     def task(self, verb: str, **words: object) -> dict[str, object]:
         common = {"warm": str(self.warm.root), "run": "main", "owner": "tiny", "expected": False}
         return {**common, "verb": verb, **words}
@@ -384,14 +387,14 @@ class TestWorker:
         later = seal(place.checkpoints, 20, timeline=1, files={"timelines.jsonl": b"{}\n"})
         place.copy(later)
         newest = place.mirror / place.name(later)
-        listed = do(place.task("list", run_id="ab" * 16))
+        listed = place.sync("ab" * 16)
         assert (len(listed["copies"]), listed["foreign"], listed["timelines"]) == (2, [], "{}\n")
         flip(newest / "timelines.jsonl")
-        assert do(place.task("list", run_id="ab" * 16))["timelines"] == ""
+        assert place.sync("ab" * 16)["timelines"] == ""
 
     def test_copies_of_another_run_are_told_apart(self, place: Place) -> None:
         place.copy(place.seal())
-        listed = do(place.task("list", run_id="another"))
+        listed = place.sync("another")
         assert (listed["copies"], listed["foreign"]) == ([], ["ab" * 16])
 
     def test_an_unmounted_or_foreign_warm_is_refused(self, place: Place) -> None:
@@ -414,17 +417,15 @@ class TestWorker:
         held = {"sha256": hashlib.sha256(b"windows").hexdigest(), "windows": 1}
         source = place.seal(run_record={"heldout": held})
         copied = place.name(source)
-        told = do(
-            place.task(
-                "copy",
-                source=str(source),
-                name=place.name(source),
-                digest=digest_of(source),
-                heldout={"path": str(heldout), "sha256": held["sha256"]},
-                logs={"run_id": "ab" * 16, "paths": [str(rows), str(tmp_path / "none.jsonl")]},
-            )
+        told = place.sync(
+            "ab" * 16,
+            source=str(source),
+            name=place.name(source),
+            digest=digest_of(source),
+            heldout={"path": str(heldout), "sha256": held["sha256"]},
+            logs=[str(rows), str(tmp_path / "none.jsonl")],
         )
-        assert told == {"replaced": False}
+        assert (told["replaced"], len(told["copies"]), told["gone"]) == (False, 1, [])
         heldout.unlink()
         rows.unlink()
         shutil.rmtree(source)

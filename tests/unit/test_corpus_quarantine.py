@@ -117,6 +117,8 @@ class TestDue:
     def test_a_file_whose_set_is_larger_than_the_disk_waits_for_people(self) -> None:
         sources = {"a": replace(source(), reason=EXCEEDS_DISK)}
         assert self.names(kept("a"), after=99 * DAY_S, sources=sources) == []
+        for other in (source("proven"), replace(source(), imported=True)):
+            assert self.names(kept("a"), after=DAY_S, sources={"a": other}) == []
         assert refusal(kept("a"), sources["a"]) is None
 
     def test_a_clock_that_ran_ahead_puts_nothing_off(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.corpus.quarantine.directory import DROP, RELEASE, REVALIDATE, mark
+from stoker.corpus.quarantine.directory import DROP, RELEASE, mark
 from stoker.corpus.records.sources import SourceState
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action
@@ -138,19 +138,6 @@ class TestLook:
         shard.ask(RELEASE, name=name_of(shard))
         shard.state.hot.lost("gone")
         assert next_look(shard.state) is None
-
-    def test_a_round_looks_at_everything_and_says_what_came_of_it(self, shard: Shard) -> None:
-        shard.source("b", "quarantined", reason="page_corrupt")
-        shard.finding("b")
-        for name in (one.name for one in shard.state.records.quarantine.kept):
-            mark(shard.layout.quarantine / name, time="2020-01-01T00:00:00Z")
-        shard.state.records.quarantine.read_soon()
-        request = shard.ask(REVALIDATE)
-        act(shard)
-        for outcome in (BAD, Outcome("storage", "EIO")):
-            self.look(shard, outcome)
-            act(shard)
-        assert shard.answer(request) == {"released": [], "bad": 1, "unreadable": 1}
 
     def test_the_clock_has_files_looked_at_again(self, make_shard: MakeShard) -> None:
         shard = make_shard(quarantine={"revalidate": "1h"})

@@ -27,7 +27,8 @@ def external_of(tmp_path: Path) -> Run:
 def test_of_a_second_of_the_training_log_the_last_step_bounds_what_was_made_in_it(tmp_path: Path) -> None:
     run = external_of(tmp_path)
     rows = [(100, 9), (101, 10), (140, 10), (141, 11), (180, 11)]
-    lines = (f'{{"step":{step},"loss":1.0,"time":"2026-11-23T00:00:{at:02}Z"}}\n' for step, at in rows)
+    row = '{{"step":{},"timeline":0,"loss":1.0,"time":"2026-11-23T00:00:{:02}Z"}}\n'
+    lines = (row.format(step, at) for step, at in rows)
     run.layout.metrics.parent.mkdir(exist_ok=True)
     run.layout.metrics.write_text("".join(lines))
     begun = datetime(2026, 11, 23, tzinfo=UTC).timestamp()

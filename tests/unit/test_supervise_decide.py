@@ -101,7 +101,7 @@ def proving(**changes: Any) -> RunState:
 
 
 PROVEN = {"proofs": {NEWEST: "proven"}}
-LOOK, MUST = do.Job("list", need="try"), do.Job("list", need="wait")
+LOOK, MUST = do.Job("sync", need="try"), do.Job("sync", need="wait")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_wait
     (waits,) = decided(proving(), Seen(candidate=NEWEST, jobs=(proof,)))
     assert waits == do.Wait(f"proving checkpoint {NEWEST}")
     looking = Seen(candidate=NEWEST, look="wait")
-    beside, same = replace(looking, jobs=(do.Job("list"),)), replace(looking, jobs=(MUST,))
+    beside, same = replace(looking, jobs=(do.Job("sync"),)), replace(looking, jobs=(MUST,))
     assert isinstance(decided(proving(**PROVEN), beside)[0], do.Start)
     assert isinstance(decided(proving(**PROVEN), same)[0], do.Wait)
 

@@ -38,7 +38,7 @@ HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), "step-000000030", "ab" * 32
 SETS = do.Job("sets", {"a": "ma", "b": "mb", "c": "mc"})
 HELDOUT = do.Job("heldout", ({"a": "ma"}, 400))
 COPY = Mirrored(0, 40, "00000040", run_id="r")
-LOOK, MUST = do.Job("list", need="try"), do.Job("list", need="wait")
+LOOK, MUST = do.Job("sync", need="try"), do.Job("sync", need="wait")
 
 
 def proof(verdict: str, **words: Any) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def proof(verdict: str, **words: Any) -> dict[str, Any]:
 
 
 def listing(*copies: Mirrored, foreign: tuple[str, ...] = (), timelines: str | None = None) -> dict[str, Any]:
-    return {"copies": [asdict(one) for one in copies], "foreign": foreign, "timelines": timelines}
+    found = {"copies": [asdict(one) for one in copies], "foreign": foreign, "timelines": timelines}
+    return {**found, "gone": []}
 
 
 class Warm:
@@ -177,19 +178,20 @@ def test_a_look_that_may_fail_and_a_rollbacks_fetch_are_not_waited_for(warm: War
 
 def test_what_goes_on_beside_everything_is_only_reported(warm: Warm) -> None:
     before = warm.run.state
-    assert warm.ended(do.Job("copy", HERE), None, "full") == ["mirror_failed"]
+    assert warm.ended(do.Job("sync", HERE), None, "full") == ["mirror_failed"]
     assert warm.run.state == before
-    assert warm.ended(do.Job("copy", HERE), {"replaced": False}) == [
+    assert warm.ended(do.Job("sync", HERE), listing(HERE) | {"replaced": False}) == [
         "mirror_recovered",
         "checkpoint_mirrored",
     ]
     (copy,) = warm.copies
-    assert warm.ended(do.Job("prune", (copy.name,)), {"gone": [copy.name]}) == ["mirror_pruned"]
+    pruned = listing() | {"gone": [copy.name]}
+    assert warm.ended(do.Job("sync", (copy.name,)), pruned) == ["mirror_pruned"]
     assert warm.copies == ()
 
 
 def test_a_checkpoint_here_that_differs_is_trusted_no_longer(warm: Warm) -> None:
-    assert warm.ended(do.Job("copy", HERE), {"source_bad": "x"}) == ["mirror_source_differs"]
+    assert warm.ended(do.Job("sync", HERE), listing() | {"source_bad": "x"}) == ["mirror_source_differs"]
     assert (warm.run.newest, warm.run.state.proofs) == (None, {})
 
 

@@ -31,14 +31,14 @@ def book(home: Path) -> MirrorState:
 def test_a_run_that_would_begin_from_nothing_waits_until_the_mirror_was_seen_once(tmp_path: Path) -> None:
     assert book(tmp_path).to_look(None, FROM_THE_START, has_rejected=False) == "wait"
     first = book(tmp_path)
-    first.looked([], 0.0)
+    first.listed([], 0.0)
     assert first.to_look(None, FROM_THE_START, has_rejected=False) == "no"
     assert book(tmp_path).to_look(None, FROM_THE_START, has_rejected=False) == "try"
 
 
 def test_a_newer_copy_is_waited_for_and_only_one_of_this_history(tmp_path: Path) -> None:
     there = book(tmp_path)
-    there.looked([one(10), one(30)], 0.0)
+    there.listed([one(10), one(30)], 0.0)
     for known in (there, book(tmp_path)):
         assert known.to_look(20, FROM_THE_START, has_rejected=False) == "wait"
         assert known.to_look(None, FROM_THE_START, has_rejected=False) == "wait"
@@ -48,16 +48,15 @@ def test_a_newer_copy_is_waited_for_and_only_one_of_this_history(tmp_path: Path)
 
 def test_after_a_conviction_a_look_is_worth_a_moment(tmp_path: Path) -> None:
     there = book(tmp_path)
-    there.looked([one(10)], 0.0)
+    there.listed([one(10)], 0.0)
     assert there.to_look(20, FROM_THE_START, has_rejected=True) == "try"
     assert there.to_look(20, FROM_THE_START, has_rejected=False) == "no"
 
 
 def test_what_was_copied_and_what_went_is_known_after_a_restart(tmp_path: Path) -> None:
     there = book(tmp_path)
-    for step in (10, 20):
-        there.copied(one(step))
-    there.gone([one(10).name])
+    there.listed([one(10), one(20)], 0.0)
+    there.gone(one(10).name)
     after = book(tmp_path)
     assert after.copies == (one(20),)
     assert not after.is_fresh
@@ -78,33 +77,33 @@ def beside(mirror: MirrorState, now: float = 100.0) -> Job | None:
 
 def test_it_looks_first_then_copies_the_newest_first_and_then_nothing_is_to_be_done(tmp_path: Path) -> None:
     mirror = book(tmp_path)
-    assert beside(mirror) == Job("list")
-    mirror.looked([], 100.0)
-    for copy in (HERE[1], HERE[0]):
-        assert beside(mirror) == Job("copy", copy)
-        mirror.copied(copy)
+    assert beside(mirror) == Job("sync")
+    mirror.listed([], 100.0)
+    for there in (HERE[1:], HERE):
+        assert beside(mirror) == Job("sync", there[0])
+        mirror.listed(there, 100.0)
     assert beside(mirror) is None
     assert mirror.status(None) == {
         "step": 20, "copies": 2, "waiting": 0, "copying": None, "trouble": None,
     }  # fmt: skip
-    assert beside(mirror, 100.0 + LOOK_AGAIN_S) == Job("list")
+    assert beside(mirror, 100.0 + LOOK_AGAIN_S) == Job("sync")
 
 
 @pytest.mark.parametrize("was_proven", [True, False])
 def test_nothing_is_pruned_before_the_newest_copy_was_proven(tmp_path: Path, was_proven: bool) -> None:
     mirror = book(tmp_path)
-    mirror.looked([one(step) for step in (1, 2, 10, 20)], 100.0)
+    mirror.listed([one(step) for step in (1, 2, 10, 20)], 100.0)
     if was_proven:
         mirror.proven.add(one(20).name)
-    assert beside(mirror) == (Job("prune", (one(1).name, one(2).name)) if was_proven else None)
+    assert beside(mirror) == (Job("sync", (one(1).name, one(2).name)) if was_proven else None)
 
 
 def test_a_failed_copy_is_trouble_until_a_copy_succeeds(tmp_path: Path) -> None:
     mirror = book(tmp_path)
-    mirror.looked([], 100.0)
+    mirror.listed([], 100.0)
     assert mirror.failed("copy", "warm is full", 100.0)
     assert beside(mirror, mirror.retry_at - 0.01) is None
-    assert beside(mirror, mirror.retry_at) == Job("list")
+    assert beside(mirror, mirror.retry_at) == Job("sync")
     assert not mirror.worked("list") and mirror.trouble == "warm is full"  # a look does not mend it
     assert mirror.worked("copy") and mirror.trouble is None
 

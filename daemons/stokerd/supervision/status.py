@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.kit.metrics import Figure
 from stoker.kit.workers.parent import Bound
 from stoker.observe.processes import GUARD, process_figures
@@ -178,7 +179,8 @@ class Status:
         if wait.note(doing if waits else "", now):
             run.events.record("data_wait", waiting_for=wait.what, since=wait.since)
         job = run.jobs.get("warm")
-        copying = job.subject.step if job is not None and job.kind == "copy" else None
+        is_copy = job is not None and job.kind == "sync" and isinstance(job.subject, Mirrored)
+        copying = job.subject.step if job is not None and is_copy else None
         shown = snapshot(run, doing, is_ending=is_ending, copying=copying)
         self._count_tokens(shown["launch"], shown["tokens"] or 0)
         if now >= self._report_at and (fields := run_progress(shown)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from stoker.checkpoints.proof import prove_checkpoint
 from stoker.plan.timelines import ancestry, committed
 from stoker.replay.replay_site import Site
 from stoker.store.errors import DataError, StorageError
-from stoker.store.record import parse_json
 from stoker.supervise.run.metrics_log import TIMED
+from stoker.supervise.run.step_rows import rows_of
 
 TENSORS = ("model-", "optimizer-")
 MOST_TOLD = 10
@@ -64,12 +63,7 @@ def compare(site: Site) -> Verdict:
 
 def read_rows(path: Path, history: Sequence[tuple[int, int | None]], to: int) -> Rows:
     """Returns the rows of a history in a training log, up to a step; skips lines that are no rows."""
-    rows = []
-    for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            row = parse_json(line)
-            if row["step"] <= to and type(row["timeline"]) is int:
-                rows.append(row)
+    rows = (row for row in rows_of(path) if row["step"] <= to)
     kept = committed(rows, history, lambda row: (row["timeline"], row["step"], "loss" in row))
     return {(row["step"], "loss" in row): row for row in kept}
 

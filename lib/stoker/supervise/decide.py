@@ -84,7 +84,7 @@ def _rolling_back(run: RunState, seen: Seen, asked: AskedRollback) -> Actions:
     if asked.is_here:
         return _start(seen, do.Job("checkpoint", asked.target), doing)
     if seen.look != "no" and not run.look:
-        return _start(seen, do.Job("list", need="try"), doing)
+        return _start(seen, do.Job("sync", need="try"), doing)
     if asked.copy is not None:
         return _start(seen, do.Job("fetch", asked.copy, need="try"), doing)
     return (do.MakeRollback(asked.request),)
@@ -102,7 +102,7 @@ def _selecting(run: RunState, seen: Seen) -> Actions:
     if verdict == "unreadable":
         return (do.Pause(READ_AGAIN_S, f"checkpoint {name} cannot be read now; trying"),)
     if seen.look != "no" and not run.look:
-        return _start(seen, do.Job("list", need=seen.look), "looking at the mirror of the checkpoints")
+        return _start(seen, do.Job("sync", need=seen.look), "looking at the mirror of the checkpoints")
     if seen.newer is not None and run.look != "failed":
         fetch = do.Job("fetch", seen.newer, need="wait")
         return _start(seen, fetch, f"fetching checkpoint {seen.newer.name} from the mirror")
@@ -246,17 +246,18 @@ def health(trainer: Trainer, policy: Supervise, now: float) -> Actions:
 def mirror_job(
     mirror: MirrorState, local: Collection[Mirrored], history: History, policy: RetentionPolicy, now: float
 ) -> do.Job | None:
-    """Returns the mirror's next job that no launch waits for: a listing, a copy (newest first) or pruning.
+    """Returns the mirror's next job that no launch waits for, None where none is due.
 
-    None where no job is due; `local` are the copies that the checkpoints proven here would make.
+    Each lists the mirror: the first does no more, the next copies the newest missing one, the last prunes.
+    `local` are the copies that the checkpoints proven here would make.
     """
     if now < mirror.retry_at:
         return None
     if now >= mirror.look_at:
-        return do.Job("list")
+        return do.Job("sync")
     if queue := waiting(local, mirror.copies, history, policy):
-        return do.Job("copy", queue[0])
+        return do.Job("sync", queue[0])
     if now < mirror.prune_at:
         return None
     names = tuple(one.name for one in superfluous(mirror.copies, history, policy, mirror.proven))
-    return do.Job("prune", names) if names else None
+    return do.Job("sync", names) if names else None

@@ -71,6 +71,7 @@ class CompileCache:
         with suppress(FileNotFoundError, DataError, UnknownFormat):
             self._sealed = read_record(self._seal)
         found = self._body()
+        # A run that loaded libraries damaged here ended with other weights, and without an error.
         if found == self._sealed:
             return
         if found["files"] or self._sealed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from stoker.corpus.quarantine.directory import (
     DROP,
     RELEASE,
-    REVALIDATE,
     Kept,
     drops,
     due,
@@ -34,7 +32,7 @@ from stokerd.sharding.effects import Answer, Begin, DropFinding, Effect, MarkFin
 if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
-VERBS = (RELEASE, REVALIDATE, DROP)
+VERBS = (RELEASE, DROP)
 SUBJECT = "/revalidate"  # of the job; never a source's path
 READ_EVERY_S, YOUNG_S = 60.0, 2.0
 # An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
@@ -44,16 +42,12 @@ VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
 
 
 class QuarantineState:
-    """`kept` is everything in quarantine, newest first.
-
-    `rounds`: the requests to recheck everything, by id; the verdict on each entry, empty until its recheck.
-    """
+    """`kept` is everything in quarantine, newest first."""
 
     def __init__(self, layout: StateLayout) -> None:
         self._directory = layout.quarantine
         self._read_due = self._stamp = 0.0
         self.kept: tuple[Kept, ...] = ()
-        self.rounds: dict[str, dict[str, str]] = {}
 
     def read_soon(self) -> None:
         self._read_due = 0.0
@@ -84,10 +78,8 @@ def act(state: State) -> Iterator[Effect]:
     for request in state.records.asked(*VERBS):
         if request.verb == DROP:
             yield from _drop(state, request)
-        else:
-            answer = _release(state, request) if request.verb == RELEASE else _round(state, request)
-            if answer is not None:
-                yield Answer(request, answer)
+        elif (answer := _release(state, request)) is not None:
+            yield Answer(request, answer)
     quarantine.read()  # without the entries just dropped
     budget = state.pipeline.quarantine
     busy = {*state.doing("quarantine"), *_under_recheck(state)}
@@ -96,16 +88,11 @@ def act(state: State) -> Iterator[Effect]:
         yield DropFinding(kept, why)
 
 
-def _quarantined(state: State) -> list[Source]:
-    """Returns the sources that can be rechecked: imported tokens and former contents have no file."""
-    return [source for source in state.sources.in_state("quarantined") if source.has_file]
-
-
 def _restart_without_finding(state: State) -> Iterator[Effect]:
     """Starts over sources whose finding an operator removed: the loop judges them again."""
     known = findings(state.records.quarantine.kept)
-    for source in _quarantined(state):
-        if (source.path, source.sha256) not in known:
+    for source in state.sources.in_state("quarantined"):
+        if source.has_file and (source.path, source.sha256) not in known:
             yield StartOver(source, "what was found against it is gone from quarantine", "warning")
 
 
@@ -144,19 +131,6 @@ def _release(state: State, request: Request) -> Mapping[str, Any] | None:
     return None
 
 
-def _round(state: State, request: Request) -> Mapping[str, Any] | None:
-    """Returns the answer to a request to recheck everything, None until all is rechecked."""
-    quarantine = state.records.quarantine
-    waiting = due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0)
-    verdicts = quarantine.rounds.setdefault(request.id, {kept.name: "" for kept in waiting})
-    if any(verdicts.get(kept.name) == "" for kept in waiting):  # one that got other content waits no longer
-        return None
-    del quarantine.rounds[request.id]
-    ends = Counter(verdicts.values())
-    released = [kept.path for kept in quarantine.kept if verdicts.get(kept.name) == "good"]
-    return {"released": released, "bad": ends["bad"], "unreadable": ends["unreadable"]}
-
-
 def _drop(state: State, request: Request) -> Iterator[Effect]:
     quarantine = state.records.quarantine
     name, kept = str(request.args.get("name")), quarantine.named(request)
@@ -183,13 +157,9 @@ def next_look(state: State) -> tuple[Kept, bool] | None:
     for request in state.records.asked(RELEASE):
         if (kept := quarantine.named(request)) is not None and _release(state, request) is None:
             return kept, request.args.get("force") is True
-    rounds = quarantine.rounds.values()
-    asked = {name for verdicts in rounds for name, verdict in verdicts.items() if not verdict}
-    every = state.pipeline.quarantine.revalidate
-    for kept in due(quarantine.kept, _quarantined(state), now=time.time(), every=0.0 if asked else every):
-        if kept.name in asked or (not asked and state.retries.allows(f"{SUBJECT} {kept.name}")):
-            return kept, False
-    return None
+    every, sources = state.pipeline.quarantine.revalidate, state.sources.in_state("quarantined")
+    waiting = due(quarantine.kept, sources, now=time.time(), every=every)
+    return next(((kept, False) for kept in waiting if state.retries.allows(f"{SUBJECT} {kept.name}")), None)
 
 
 @dataclass(kw_only=True)
@@ -241,7 +211,7 @@ def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[E
             state.retries.succeeded(source.path)
             yield Write(source.renewed(size=source.size, sha256=source.sha256, reason=reason))
             yield from mark_released(kept, why)
-            yield from _answer(state, kept, "good", {"released": kept.path, "why": why})
+            yield from _answer(state, kept, {"released": kept.path, "why": why})
         case "bad" | "gone":
             words = str(Finding.of(outcome.result)) if outcome.result else f"{outcome.kind}: {outcome.reason}"
             words = GONE if verdict == "gone" else words
@@ -249,31 +219,29 @@ def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[E
             yield MarkFinding(kept.name, {"revalidated": utc_now(), "revalidations": times})
             about = {"path": kept.path, "folder": kept.name, "reason": words}
             yield event("quarantine_revalidated", **about, times=times)
-            yield from _refuse(state, kept, words, "bad")
+            yield from _refuse(state, kept, words, finding=True)
         case "changed":
             words = "its file differs from what its receipt says: it is hashed again"
-            yield from _refuse(state, kept, words, verdict)
+            yield from _refuse(state, kept, words)
             yield from dispute(state, source)
         case _:
             wait_s = round(state.retries.failed(f"{SUBJECT} {kept.name}"), 1)
             about = {"path": kept.path, "reason": outcome.reason}
             yield event("revalidate_failed", **about, retry_in_s=wait_s)
-            yield from _refuse(state, kept, f"it cannot be read now: {outcome.reason}", "unreadable")
+            yield from _refuse(state, kept, f"it cannot be read now: {outcome.reason}", again=True)
 
 
-def _refuse(state: State, kept: Kept, words: str, verdict: str) -> Iterator[Effect]:
-    answer = {"refused": words, "finding": verdict == "bad", "again": verdict == "unreadable"}
-    yield from _answer(state, kept, verdict, answer)
+def _refuse(
+    state: State, kept: Kept, words: str, *, finding: bool = False, again: bool = False
+) -> Iterator[Effect]:
+    yield from _answer(state, kept, {"refused": words, "finding": finding, "again": again})
 
 
-def _answer(state: State, kept: Kept, verdict: str, answer: Mapping[str, Any]) -> Iterator[Effect]:
-    """Answers the requests to recheck this entry, and notes the verdict in every round."""
+def _answer(state: State, kept: Kept, answer: Mapping[str, Any]) -> Iterator[Effect]:
+    """Answers the requests to release this entry."""
     for request in state.records.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, answer)
-    for verdicts in state.records.quarantine.rounds.values():
-        if kept.name in verdicts:
-            verdicts[kept.name] = verdict
 
 
 RECHECK = ShardActivity(

@@ -6,13 +6,13 @@ from stokerd.supervision.jobs.base import RunActivity
 from stokerd.supervision.jobs.external import LOOK, RESTORE, WATCH
 from stokerd.supervision.jobs.gpus import GPUS
 from stokerd.supervision.jobs.hook import HOOK
-from stokerd.supervision.jobs.mirror import COPY, FETCH, LIST, PRUNE
+from stokerd.supervision.jobs.mirror import FETCH, SYNC
 from stokerd.supervision.jobs.proofs import CHECKPOINT, HELDOUT, ORIGIN, SETS
 
 ACTIVITIES: dict[str, RunActivity] = {
     each.kind: each
     for each in (
-        *(CHECKPOINT, ORIGIN, SETS, HELDOUT, LIST, COPY, PRUNE, FETCH),
+        *(CHECKPOINT, ORIGIN, SETS, HELDOUT, SYNC, FETCH),
         *(LOOK, RESTORE, WATCH, HOOK, GPUS),
     )
 }

@@ -6,7 +6,7 @@ A failure on warm never stops training: it is an event, a line in the status, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -32,25 +32,27 @@ def mirror_of(run: Run) -> MirrorState:
     return run.mirror
 
 
-def _due(kind: str) -> Callable[[Run], Iterator[Any]]:
-    """Returns what says which jobs of a kind are due beside everything, and ends trouble that is over."""
+def _due(run: Run) -> Iterator[Any]:
+    """Yields what to sync beside everything, and ends trouble that is over."""
+    mirror, now = run.mirror, time.monotonic()
+    if mirror is None or run.store.record is None:
+        return
+    local, history, policy = run.checkpoints.to_mirror(), run.accounts.history(), run.checkpoints.policy
+    mirror.waiting = len(waiting(local, mirror.copies, history, policy))
+    job = mirror_job(mirror, local, history, policy, now)
+    if job is not None:
+        yield job.subject
+    elif mirror.trouble is not None and now >= mirror.retry_at and "warm" not in run.jobs:
+        # The job that failed is no longer needed.
+        run.events.record("mirror_recovered", doing=mirror.trouble_doing)
+        mirror.worked(mirror.trouble_doing)
 
-    def due(run: Run) -> Iterator[Any]:
-        mirror, now = run.mirror, time.monotonic()
-        if mirror is None or run.store.record is None:
-            return
-        local, history, policy = run.checkpoints.to_mirror(), run.accounts.history(), run.checkpoints.policy
-        mirror.waiting = len(waiting(local, mirror.copies, history, policy))
-        job = mirror_job(mirror, local, history, policy, now)
-        if job is not None and job.kind == kind:
-            yield job.subject
-        is_idle = job is None and "warm" not in run.jobs
-        if is_idle and mirror.trouble is not None and now >= mirror.retry_at:
-            # The job that failed is no longer needed.
-            run.events.record("mirror_recovered", doing=mirror.trouble_doing)
-            mirror.worked(mirror.trouble_doing)
 
-    return due
+def _doing(job: Job) -> str:
+    """Returns what a job does, beside the listing that each sync makes."""
+    if job.kind == "fetch":
+        return "fetch"
+    return "copy" if isinstance(job.subject, Mirrored) else "prune" if job.subject else "list"
 
 
 def _task(run: Run, job: Job, **words: Any) -> dict[str, Any]:
@@ -69,18 +71,20 @@ def _logs(run: Run) -> list[str]:
     return list(map(str, (run.layout.metrics, run.layout.launches, run.layout.runs)))
 
 
-def _copy_task(run: Run, job: Job) -> dict[str, Any]:
+def _sync_task(run: Run, job: Job) -> dict[str, Any]:
+    words: dict[str, Any] = {"run_id": run.run_id(or_of_newest=job.need != "no"), "copy": None, "prune": []}
+    if not isinstance(job.subject, Mirrored):
+        return _task(run, job, **words | {"prune": list(job.subject)})
     held, name = run.store.begun.heldout, checkpoint_name(job.subject.step)
     checkpoint = run.checkpoints.get(name)
-    return _task(
-        run,
-        job,
-        source=str(run.checkpoints.path(name)),
-        name=job.subject.name,
-        digest=checkpoint.digest if checkpoint is not None else "",
-        heldout={"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
-        logs={"run_id": run.run_id(), "paths": _logs(run)},
-    )
+    words["copy"] = {
+        "source": str(run.checkpoints.path(name)),
+        "name": job.subject.name,
+        "digest": checkpoint.digest if checkpoint is not None else "",
+        "heldout": {"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
+        "logs": _logs(run),
+    }
+    return _task(run, job, **words)
 
 
 def _fetch_task(run: Run, job: Job) -> dict[str, Any]:
@@ -91,8 +95,8 @@ def _fetch_task(run: Run, job: Job) -> dict[str, Any]:
 def _works(run: Run, job: Job) -> MirrorState:
     """Returns the mirror, whose trouble the success of the same activity ends."""
     mirror = mirror_of(run)
-    if mirror.worked(job.kind):
-        run.events.record("mirror_recovered", doing=job.kind)
+    if mirror.worked(doing := _doing(job)):
+        run.events.record("mirror_recovered", doing=doing)
     return mirror
 
 
@@ -100,8 +104,8 @@ def _failed(run: Run, job: Job, end: WorkerExit) -> None:
     """Records that warm cannot be used now; a job with need "wait" is repeated, a "try" is given up."""
     mirror, newest, now, reason = mirror_of(run), run.newest, time.monotonic(), end.reason()
     run.counted.mirror_failures += 1
-    if mirror.failed(job.kind, reason, now):
-        run.events.record("mirror_failed", doing=job.kind, reason=reason)
+    if mirror.failed(doing := _doing(job), reason, now):
+        run.events.record("mirror_failed", doing=doing, reason=reason)
     if job.need == "try":
         problem = f"the mirror cannot be used now: {reason}; ask again later"
         run.change(look="failed", look_problem=problem)
@@ -113,31 +117,37 @@ def _failed(run: Run, job: Job, end: WorkerExit) -> None:
                 "good, set train.checkpoint.mirror: false and start again"
             )
             run.events.record("mirror_awaited", reason=reason, message=message)
-        doing = f"waiting for warm, which may hold a newer checkpoint ({has}): {reason}; trying"
-        run.state = run.state.paused(mirror.retry_at - now, doing, now)
+        wait = f"waiting for warm, which may hold a newer checkpoint ({has}): {reason}; trying"
+        run.state = run.state.paused(mirror.retry_at - now, wait, now)
         run.change(is_warm_awaited=True)
 
 
-def _listed(run: Run, job: Job, result: Message) -> None:
-    mirror, warm, others = _works(run, job), run.pipeline.warm_layout, result["foreign"]
+def _synced(run: Run, job: Job, result: Message) -> None:
+    mirror, warm, others = mirror_of(run), run.pipeline.warm_layout, result["foreign"]
+    if not result.get("source_bad"):
+        _works(run, job)
     if run.run_id(or_of_newest=True) is None and len(others) > 1:
         place = warm.checkpoints(run.pipeline.train.run) if warm else ""
         raise DataError(
             f"{place} holds checkpoints of the runs {', '.join(others)}, and "
             f"{run.layout.record} is missing; move away those that the run must not continue from"
         )
-    mirror.looked([Mirrored.parse(copy) for copy in result["copies"]], time.monotonic())
-    if job.need == "no":
-        return
-    run.change(look="done", is_warm_awaited=False)
-    if result["timelines"] is not None:  # no trainer runs now
+    mirror.listed([Mirrored.parse(copy) for copy in result["copies"]], time.monotonic())
+    if isinstance(job.subject, Mirrored):
+        _copied(run, job.subject, result)
+    elif result["gone"]:
+        run.events.record("mirror_pruned", names=result["gone"])
+    elif job.subject:  # what is to go is being read
+        mirror.prune_at = time.monotonic() + PRUNE_AGAIN_S
+    if job.need != "no":
+        run.change(look="done", is_warm_awaited=False)
+    if job.need != "no" and result["timelines"] is not None:  # no trainer runs now
         lines = read_log(result["timelines"].encode())
         if lost := restore_timelines(run.layout.timelines, parse_timelines(lines, "the mirror's timelines")):
             run.events.record("run_file_restored", what="timelines", forks=lost, source="mirror")
 
 
-def _copied(run: Run, job: Job, result: Message) -> None:
-    copy: Mirrored = job.subject
+def _copied(run: Run, copy: Mirrored, result: Message) -> None:
     name = checkpoint_name(copy.step)
     if reason := result.get("source_bad"):
         run.checkpoints.forget(name)
@@ -145,18 +155,10 @@ def _copied(run: Run, job: Job, result: Message) -> None:
         words = {"path": f"checkpoints/{name}", "reason": reason}
         run.events.record("mirror_source_differs", **words)
         return
-    _works(run, job).copied(copy)
+    mirror_of(run).proven.add(copy.name)
     run.events.record("checkpoint_mirrored", step=copy.step, path=f"checkpoints/{name}", copy=copy.name)
     if result["replaced"]:
         run.events.record("mirror_copy_bad", copy=copy.name, replaced=True)
-
-
-def _pruned(run: Run, job: Job, result: Message) -> None:
-    mirror, names = _works(run, job), result["gone"]
-    mirror.gone(names)
-    mirror.prune_at = 0.0 if names else time.monotonic() + PRUNE_AGAIN_S
-    if names:
-        run.events.record("mirror_pruned", names=names)
 
 
 def _fetched(run: Run, job: Job, result: Message) -> None:
@@ -164,7 +166,7 @@ def _fetched(run: Run, job: Job, result: Message) -> None:
     copy: Mirrored = job.subject
     mirror = _works(run, job)
     if result["state"] != "fetched":
-        mirror.gone([copy.name])
+        mirror.gone(copy.name)
         words = {"state": result["state"], "reason": result["reason"]}
         run.events.record("mirror_copy_bad", copy=copy.name, **words)
         return
@@ -191,26 +193,18 @@ _row = partial(
     RunActivity,
     module="stoker.checkpoints.mirror.mirror_worker",
     pool="warm",
-    silent_s=120.0,  # a worker copies 64 MB at a time with fsync; any usable disk is faster
+    silent_s=60.0,  # a worker copies 64 MB at a time with fsync; any usable disk is faster
     on_end=_failed,
+)
+# Proving removes the unfinished files of a fetch; a sync goes on meanwhile.
+SYNC = _row(
+    kind="sync",
+    task=_sync_task,
+    on_done=_synced,
     on_stop=_stopped,
+    due=_due,
     every_s=EVERY_S,
     awaited_in=(Phase.FINISHED,),
-)
-# A launch waits for a listing. Proving removes the unfinished files of a fetch; a copy goes on meanwhile.
-LIST = _row(
-    kind="list",
-    silent_s=30.0,
-    task=lambda run, job: _task(run, job, run_id=run.run_id(or_of_newest=job.need != "no")),
-    on_done=_listed,
-    due=_due("list"),
-)
-COPY = _row(kind="copy", task=_copy_task, on_done=_copied, due=_due("copy"), ends_in=())
-PRUNE = _row(
-    kind="prune",
-    task=lambda run, job: _task(run, job, names=list(job.subject)),
-    on_done=_pruned,
-    due=_due("prune"),
     ends_in=(),
 )
-FETCH = _row(kind="fetch", task=_fetch_task, on_done=_fetched)
+FETCH = _row(kind="fetch", task=_fetch_task, on_done=_fetched, on_stop=_stopped)

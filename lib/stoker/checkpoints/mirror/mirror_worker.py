@@ -3,16 +3,15 @@
 Each task has "verb", "warm", "run", "owner" (the pipeline's name) and "expected": the mirror had files
 before, so that an empty folder in warm's place is no mirror. By verb:
 
-list   {"run_id": str or null}
+sync   {"run_id": str or null, "prune": names of copies to remove,
+        "copy": null or {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": paths}}
        -> {"copies": [{"timeline", "step", "mark", "run_id", "val_loss"}, ...], "foreign": [run ids],
-           "timelines": the newest copy of timelines.jsonl, from proven small files, or null}
-copy   {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": {"run_id", "paths"}}
-       -> {"replaced": whether a wrong copy was}, or {"source_bad": reason}
+           "timelines": the newest copy of timelines.jsonl, from proven small files, or null,
+           "gone": names, and of a copy "replaced": whether a wrong one was, or "source_bad": reason}
 fetch  {"name", "checkpoints", "logs": paths, copied back where they are missing or empty, "heldout": path}
        -> {"state": "fetched", "proof": the proof worker's result, "logs": the paths copied back,
            "heldout": "there" (already), "brought", "missing", "bad" or null},
           or {"state": "gone" | "bad", "reason"}
-prune  {"names": [...]}     -> {"gone": [...]}
 
 A copy is written under a temporary name, each file durable, and read back past the cache; only a proven copy
 gets its name, by one rename. A kill at any moment does no harm: the next try uses the files that an
@@ -70,18 +69,13 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     mirror = warm.checkpoints(task["run"])
     require_ours(warm, mirror, task["owner"], expected=task["expected"])
     tell = heartbeat(report, mirror.name)
-    match task["verb"]:
-        case "list":
-            return _list(mirror, task["run_id"])
-        case "copy":
-            return _copy(task, mirror, tell)
-        case "fetch":
-            return _fetch(task, mirror, tell)
-        case _:
-            return {"gone": give_up(mirror, task["names"])}
+    return _fetch(task, mirror, tell) if task["verb"] == "fetch" else _sync(task, mirror, tell)
 
 
-def _list(mirror: Path, run_id: str | None) -> dict[str, Any]:
+def _sync(task: Mapping[str, Any], mirror: Path, tell: Progress) -> dict[str, Any]:
+    run_id = task["run_id"]
+    copied = {} if task["copy"] is None else _copy(task["copy"], mirror, run_id, tell)
+    gone = give_up(mirror, task["prune"])
     with storage_errors("list", mirror):
         found = list_mirror(mirror)
     ours = [one for one in found if run_id is None or one.run_id in (None, run_id)]
@@ -90,6 +84,8 @@ def _list(mirror: Path, run_id: str | None) -> dict[str, Any]:
         "copies": [asdict(one) for one in ours],
         "foreign": sorted(others),
         "timelines": _newest_timelines(mirror, ours),
+        "gone": gone,
+        **copied,
     }
 
 
@@ -102,11 +98,11 @@ def _newest_timelines(mirror: Path, copies: list[Mirrored]) -> str | None:
     return None
 
 
-def _copy(task: Mapping[str, Any], mirror: Path, tell: Progress) -> dict[str, Any]:
+def _copy(task: Mapping[str, Any], mirror: Path, run_id: str, tell: Progress) -> dict[str, Any]:
     make_dir(mirror)
     # Logs and held-out windows come before the checkpoint: a mirrored checkpoint has its files beside it.
-    for path in map(Path, task["logs"]["paths"]):
-        copy_file(path, mirror / log_name(path, task["logs"]["run_id"]), tell)
+    for path in map(Path, task["logs"]):
+        copy_file(path, mirror / log_name(path, run_id), tell)
     if (held := task["heldout"]) is not None:
         target = mirror / heldout_name(held["sha256"])
         if not target.exists() or hash_file(target).sha256 != held["sha256"]:
@@ -267,15 +263,8 @@ def copy_file(source: Path, target: Path, tell: Progress, sha256: str = "") -> b
 
 def give_up(mirror: Path, names: list[str]) -> list[str]:
     """Removes copies without readers; returns the names that are gone. Raises StorageError."""
-    gone = []
-    for name in names:
-        try:
-            is_gone = remove_checkpoint(inside(mirror, name))
-        except FileNotFoundError:
-            is_gone = True
-        if is_gone:
-            gone.append(name)
-    return gone
+    paths = {name: inside(mirror, name) for name in names}
+    return [name for name, path in paths.items() if not os.path.lexists(path) or remove_checkpoint(path)]
 
 
 def sweep(mirror: Path, sparing: Path) -> None:

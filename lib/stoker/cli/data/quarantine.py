@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,8 +18,8 @@ from stoker.corpus.quarantine.directory import (
     DROP,
     KINDS,
     RELEASE,
-    REVALIDATE,
     Kept,
+    due,
     read_quarantine,
     refusal,
 )
@@ -125,18 +126,13 @@ def drop(pipeline: Pipeline, ids: tuple[str, ...], *, reason_too: bool, yes: boo
 @pipeline_file
 @json_option
 def revalidate(pipeline: Pipeline, as_json: bool) -> int:
-    """Check every quarantined source, release the good.
+    """Release every quarantined source that is good by now.
 
     The stage-shard loop does this by itself every `quarantine.revalidate`. Exit code 1: some are still bad.
     """
-    outcome = ask(pipeline, STAGE_SHARD, REVALIDATE, {}, quiet=as_json)
-    if as_json:
-        print_json(outcome)
-    elif "released" in outcome:
-        released = ", ".join(map(one_line, outcome["released"])) or "none"
-        bad, unreadable = outcome["bad"], outcome["unreadable"]
-        click.echo(f"released: {released}; {bad} still bad, {unreadable} cannot be read now")
-    return EXIT_FINDING if outcome.get("bad") else EXIT_AGAIN if outcome.get("unreadable") else 0
+    sources = read_sources(pipeline.layout, pipeline.dataset.name).values()
+    chosen = due(read_quarantine(pipeline.layout.quarantine), sources, now=time.time(), every=0.0)
+    return _ask_each(pipeline, chosen, RELEASE, {"force": False}, as_json=as_json)
 
 
 def _chosen(pipeline: Pipeline, ids: Sequence[str]) -> list[Kept]:

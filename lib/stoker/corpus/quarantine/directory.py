@@ -25,7 +25,7 @@ from stoker.store.record import RecordDamaged, read_record, utc_now, write_recor
 
 REASON = "reason.json"
 KINDS = ("parquet", "shards", "record", "checkpoint")
-RELEASE, DROP, REVALIDATE = "release_quarantined", "drop_quarantined", "revalidate"  # the requests about it
+RELEASE, DROP = "release_quarantined", "drop_quarantined"  # the requests about it
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,7 @@ def _read(folder: Path) -> Kept:
         body = {"reason": f"no {REASON}"}
     except RecordDamaged as error:
         body = {"reason": f"{REASON} is damaged: {error}"}
-    about = (REASON, f".tmp-{REASON}")
-    things = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(about))
+    things = sorted(one for one in folder.iterdir() if not one.name.startswith((REASON, f".tmp-{REASON}")))
     names = tuple(thing.name for thing in things)
     return Kept(folder.name, kind_of(folder.name), names, sum(map(tree_bytes, things)), body)
 
@@ -218,8 +217,9 @@ def due(things: Sequence[Kept], sources: Iterable[Source], *, now: float, every:
     finding's last look is on disk. A time in the future comes from a wrong clock: that finding is due.
     """
     known = findings(things)
-    # The other sources have no file to look at, or leave no doubt: another try would only fill the disk.
-    doubtful = [one for one in sources if not one.never_came and one.reason != EXCEEDS_DISK]
+    # The other sources have no file to check, or leave no doubt: another try would only fill the disk.
+    bad = (one for one in sources if one.state == "quarantined" and one.has_file)
+    doubtful = [one for one in bad if not one.never_came and one.reason != EXCEEDS_DISK]
     standing = [known[content] for one in doubtful if (content := (one.path, one.sha256)) in known]
     found = [
         kept for kept in standing if every is not None and not -CLOCK_SLACK_S <= now - kept.looked_at < every

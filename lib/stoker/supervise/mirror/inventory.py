@@ -208,20 +208,14 @@ class MirrorState:
         self.retry_at = self.look_at = self.prune_at = self._complain_at = 0.0
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
 
-    def looked(self, found: Iterable[Mirrored], now: float) -> None:
+    def listed(self, found: Iterable[Mirrored], now: float) -> None:
         """Records a successful listing."""
         self.is_fresh, self.look_at = True, now + LOOK_AGAIN_S
         self._change(found)
 
-    def copied(self, one: Mirrored) -> None:
-        """Records a proven copy."""
-        self.proven.add(one.name)
-        self._change([*(other for other in self.copies if other.name != one.name), one])
-
-    def gone(self, names: Iterable[str]) -> None:
-        """Records that these copies are missing."""
-        left = set(names)
-        self._change(one for one in self.copies if one.name not in left)
+    def gone(self, name: str) -> None:
+        """Records that a copy is missing."""
+        self._change(one for one in self.copies if one.name != name)
 
     def failed(self, doing: str, reason: str, now: float) -> bool:
         """Records a failure, after which every try waits longer; True when an event is due."""

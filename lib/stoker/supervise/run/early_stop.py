@@ -5,16 +5,13 @@ Trainer and supervisor ask the same function of the same rows, so a resumed run 
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.retention import History, counts
-from stoker.store.errors import storage_errors
-from stoker.store.record import parse_json
+from stoker.supervise.run.step_rows import rows_of
 
 # By step: the held-out loss and its standard error, in nats per token; None: not finite.
 Evaluations = Mapping[int, tuple[float | None, float | None]]
@@ -60,15 +57,8 @@ def read_evaluations(
 
     {} for a missing log. Raises StorageError for a log that cannot be read.
     """
-    found = {}
-    with contextlib.suppress(FileNotFoundError), storage_errors("read", log), log.open("rb") as lines:
-        if tail_bytes is not None:
-            lines.seek(max(0, lines.seek(0, os.SEEK_END) - tail_bytes))
-        for line in lines:
-            if b'"val_loss"' not in line:
-                continue
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn or unknown line
-                row = parse_json(line)
-                if row["step"] <= upto and counts(row["timeline"], row["step"], history):
-                    found[row["step"]] = (row["val_loss"], row.get("val_stderr"))
-    return found
+    return {
+        row["step"]: (row["val_loss"], row.get("val_stderr"))
+        for row in rows_of(log, b'"val_loss"', tail_bytes=tail_bytes)
+        if "val_loss" in row and row["step"] <= upto and counts(row["timeline"], row["step"], history)
+    }

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from stoker.store.record import parse_json
+from stoker.store.errors import StorageError
+from stoker.supervise.run.step_rows import rows_of
 
 STANDARD_ERRORS = 5.0  # a gap beyond so many is no accident of the held-out windows
 WORSE = 1.5  # times the gap that was told last
@@ -74,11 +74,6 @@ def _gap(row: Mapping[str, Any], losses: list[float]) -> Gap | None:
 
 def read_tail(log: Path) -> list[Mapping[str, Any]]:
     """Returns the newest whole rows of a training log, in their order; none of one that cannot be read."""
-    rows = []
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
-        file.seek(start)
-        for line in file.read().split(b"\n")[1 if start else 0 :]:
-            with contextlib.suppress(ValueError):
-                rows.append(parse_json(line))
-    return [row for row in rows if isinstance(row, dict)]
+    with contextlib.suppress(StorageError):
+        return [*rows_of(log, tail_bytes=TAIL_BYTES)]
+    return []

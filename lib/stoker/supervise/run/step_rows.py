@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +17,22 @@ PIECE_BYTES = 1 << 18  # some 800 rows, which take a megabyte and a fiftieth of 
 KEYS = ("step", "loss", "position", "tokens", "tokens_per_s", "micro_batch", "data_wait_s")
 
 Row = Mapping[str, Any]
+
+
+def rows_of(log: Path, holding: bytes = b"", *, tail_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a training log, or of its end, whose lines hold these bytes; none of a missing log.
+
+    Skips lines that are torn or no rows. Raises StorageError for a log that cannot be read.
+    """
+    with contextlib.suppress(FileNotFoundError), storage_errors("read", log), log.open("rb") as lines:
+        if tail_bytes is not None:
+            lines.seek(max(0, lines.seek(0, os.SEEK_END) - tail_bytes))
+        for line in lines:
+            row: Any = None
+            with contextlib.suppress(ValueError):
+                row = parse_json(line) if holding in line else None
+            if isinstance(row, dict) and type(row.get("step")) is type(row.get("timeline")) is int:
+                yield row
 
 
 @dataclass(frozen=True)
