@@ -87,7 +87,9 @@ def contained(
         f"mkdir -p .{one}; mount --rbind {one} .{one}; mount -o remount,ro,bind .{one}" for one in sees
     )
     used = [Path(command[0]), Path(command[0]).resolve(), Path(os.__file__), home, *sees]
-    reachable = {f".{folder}" for path in used for folder in path.parents if folder != Path("/")}
+    above = {folder for path in used for folder in path.parents if folder != Path("/")}
+    # What lies in `sees` is mounted read-only: it keeps its modes.
+    reachable = {f".{folder}" for folder in above if not any(folder.is_relative_to(one) for one in sees)}
     script = BEGIN.format(
         lab=lab, disk=home, user=USER, look=looked or ":",
         reachable=shlex.join(sorted(reachable)), command=shlex.join(command),
