@@ -117,7 +117,7 @@ def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go
     assert [one["words"] for one in run.events("words_unknown")] == [["WORD0"]], "one of thirty"
     assert [json.loads(line) for line in (home / "launches.jsonl").read_text().splitlines()] == ["", "4", "4"]
 
-    run.data.file.write_text(run.data.file.read_text() + "quarantine: {keep_files: 7}\n")
+    run.data.file.write_text(run.data.file.read_text() + "quarantine: {keep_checkpoints: 7}\n")
     supervisor = run.start()  # a changed file begins it again, and a stop does not finish it
     wait_until((home / "waits").exists, what="the fourth launch")
     assert supervisor.stop() == 0

@@ -74,7 +74,7 @@ def test_each_file_is_judged_by_what_became_of_its_own_workers(tmp_path: Path, m
     if MemoryWatch().look().headroom_bytes < 2 << 30:
         pytest.skip("needs 2 GiB of memory to spare")
     names = ("bus", "fat", "full", "good", "killed", "once", "vanishing")
-    data = files(tmp_path, *names, shard__memory={"soft": "300MiB", "hard": "450MiB"})
+    data = files(tmp_path, *names, shard__memory={"hard": "450MiB"})
     mischief.plan("die", "bus", signal.SIGBUS, times=99)
     mischief.plan("fat", "fat", 600, times=99)
     mischief.plan("fat", "once", 600)
@@ -124,7 +124,7 @@ def test_failed_allocations_bring_the_ladder_down_to_a_pause_that_ends_by_itself
 
 @pytest.mark.root
 def test_what_the_kernel_kills_in_a_full_cgroup_ran_out_of_memory(tmp_path: Path, mischief: Mischief) -> None:
-    data = files(tmp_path, "000", "001", shard__workers=1, shard__memory={"soft": "300MiB", "hard": "4GiB"})
+    data = files(tmp_path, "000", "001", shard__workers=1, shard__memory={"hard": "4GiB"})
     mischief.plan("fat", "000", 1500)
     with cgroup_of(800 << 20) as group:
         daemon = start_daemon([*inside(group), *daemon_command(LOOP, data.file)], tmp_path / "loop.err")

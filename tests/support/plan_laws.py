@@ -153,17 +153,14 @@ def check_disk(world: World) -> None:
 
 
 def check_evicted(world: World, keys: list[str]) -> None:
-    """What was chosen to leave may leave: proven on warm, planned by nobody, within the floors."""
+    """What was chosen to leave may leave: proven on warm, planned by nobody, and the last sets stay."""
     chosen = [world.source(key) for key in keys]
     assert all(source.hot and source.warm for source in chosen)
     kept = {key for run in world.runs if not run.finished for key in kept_keys(run)}
     assert not kept & set(keys), "a planned set leaves hot"
     hot = [source for source in world.sources if source.hot]
     if chosen:
-        assert len(hot) - len(chosen) >= world.floors.keep_hot_sets
-    if any(source.tokens for source in chosen):
-        stay = sum(source.tokens for source in hot) - sum(source.tokens for source in chosen)
-        assert stay >= world.floors.min_active_tokens
+        assert len(hot) - len(chosen) >= world.keep_sets
     wanted = {key for run in world.runs if not run.finished for key in run.wants}
     if wanted & set(keys):
         lacking = [key for key in wanted if world.source(key).evicted and key not in world.hydrating]
@@ -175,15 +172,10 @@ def evictable(
     wanted: Callable[[Run], Collection[str]] = lambda run: run.wants,
     kept: Callable[[Run], Collection[str]] = kept_keys,
 ) -> list[WorldSource]:
-    """Sets that may leave by the letter of the rule: neither planned nor wanted, and the floors hold."""
+    """Sets that may leave by the letter of the rule: neither planned nor wanted, and the last sets stay."""
     going = [run for run in world.runs if not run.finished]
     stay = {key for run in going for key in (*wanted(run), *kept(run))}
     hot = [source for source in world.sources if source.hot]
-    tokens = sum(source.tokens for source in hot) - world.floors.min_active_tokens
-    if len(hot) <= world.floors.keep_hot_sets:
+    if len(hot) <= world.keep_sets:
         return []
-    return [
-        source
-        for source in hot
-        if source.warm and source.key not in stay and (source.tokens == 0 or source.tokens <= tokens)
-    ]
+    return [source for source in hot if source.warm and source.key not in stay]

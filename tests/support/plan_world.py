@@ -16,7 +16,7 @@ from stoker.plan.consumption import Holdings
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
 from stoker.plan.log import Entry, Plan, Segment
 from stoker.plan.positions import START, Position, after, left_after, take
-from stoker.plan.residency import Floors, ShardSet
+from stoker.plan.residency import ShardSet
 from stoker.plan.timelines import Timeline, Timelines, skips
 from stoker.store.files import canonical_json
 from stoker.store.log import lost_lines
@@ -124,7 +124,7 @@ class World:
     floor_bytes: int
     target_bytes: int
     checkpoint_bytes: int
-    floors: Floors
+    keep_sets: int
     sources: list[WorldSource] = field(default_factory=list)
     complete: bool = False
     runs: list[Run] = field(default_factory=list)
@@ -166,7 +166,7 @@ class World:
             residency.next_use(holdings, [one.key for one in self.sources if one.published]),
             free_bytes=self.free_for_evictor(),
             wanted_free_bytes=self.wanted_free(),
-            floors=self.floors,
+            keep_sets=self.keep_sets,
             reserve_bytes=self.floor_bytes,
             busy=self.hydrating,
         )

@@ -77,7 +77,7 @@ def make_small_disk(home: Path, sizes: Sizes, **changes: Any) -> DataPipeline:
             "release": "after_sync",
             "commit": {"every": "0.2s", "bytes": "1MiB"},
         },
-        "evict": {"target_free": f"{sizes.hot // 5}B", "keep_hot_sets": 1, "min_active_tokens": 1000},
+        "evict": {"target_free": f"{sizes.hot // 5}B", "keep_hot_sets": 1},
         "plan": {"segment_tokens": 1000, "epochs": EPOCHS, "hold": "1h"},
         "train": {
             "steps": 1_000_000,

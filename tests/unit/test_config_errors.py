@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.config.load import load_pipeline
+from stoker.config.problems import FORMER
 from stoker.store.errors import ConfigError
 from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
 
@@ -317,6 +318,20 @@ def test_a_file_without_permission_is_told_so(tmp_path: Path) -> None:
     path.chmod(0)
     with pytest.raises(ConfigError, match="read it: chgrp it to its group"):
         load_pipeline(path, {})
+
+
+def test_a_key_of_the_version_before_is_refused_with_what_holds_in_its_place(tmp_path: Path) -> None:
+    for key, instead in FORMER.items():
+        section, *inner = key.split(".")
+        body = ": {".join(inner) + ": 1" + "}" * (len(inner) - 1)
+        text = MINIMAL + f"{section}: {{{body}}}\n"
+        if section == "train":
+            text = MINIMAL.replace("train:\n", f"train:\n  {body}\n")
+        problems = problems_of(tmp_path, text)
+        assert any(f"{key}: is no key any more: {instead}" in line for line in problems), problems
+        variable = f"STOKER_{key.replace('.', '__').upper()}"
+        (problem,) = problems_of(tmp_path, MINIMAL, {variable: "1"})
+        assert problem == f"environment {variable}: sets no key of the pipeline file; {instead}; unset it"
 
 
 def test_an_override_that_names_no_key_is_told_the_right_one(tmp_path: Path) -> None:

@@ -235,12 +235,6 @@ WITH_WARM = MINIMAL.replace("hot: hot", "hot: hot\nwarm: warm")
             "evict.target_free",
             "3.0 GiB are to stay free on a hot disk of 2.0 GiB",
         ),
-        (
-            WITH_WARM + "evict: {min_active_tokens: 1B}\n",
-            2,
-            "evict.min_active_tokens",
-            "1000000000 tokens take 1.9 GiB",
-        ),
     ],
 )
 def test_what_the_hot_disk_can_never_hold_is_refused_with_the_numbers(

@@ -11,7 +11,6 @@ from stoker.plan.growth import AHEAD_BATCHES
 from stoker.plan.log import End, Passed, Plan
 from stoker.plan.positions import START, Position
 from stoker.plan.residency import (
-    Floors,
     ShardSet,
     ahead_windows,
     due_s,
@@ -25,8 +24,6 @@ from stoker.plan.residency import (
     to_hydrate,
 )
 from support.plan_data import fake_set, plan_of, segment
-
-NO_FLOORS = Floors()
 
 
 def key(name: str) -> str:
@@ -58,7 +55,7 @@ def evicted(
     *,
     free: int = 0,
     listing: str = "abcdefgh",
-    floors: Floors = NO_FLOORS,
+    keep_sets: int = 0,
     reserve: int = 0,
     busy: str = "",
 ) -> tuple[str, str]:
@@ -68,7 +65,7 @@ def evicted(
         next_use(runs, keys(listing)),
         free_bytes=free,
         wanted_free_bytes=wanted,
-        floors=floors,
+        keep_sets=keep_sets,
         reserve_bytes=reserve,
         busy=keys(busy),
     )
@@ -169,19 +166,12 @@ def test_a_set_that_is_cold_or_leaving_already_is_not_evicted_again() -> None:
     )
 
 
-def test_the_floors_keep_sets_and_tokens() -> None:
-    run = Holdings("r", plan_of())
-    assert evicted(sets("abc"), [run], 300, floors=Floors(keep_hot_sets=2))[0] == "c"
-    assert evicted(sets("abc"), [run], 300, floors=Floors(min_active_tokens=100))[0] == "c"
-    assert evicted(sets("abc"), [], 300, floors=Floors(min_active_tokens=101)) == (
+def test_the_last_sets_stay_on_hot() -> None:
+    assert evicted(sets("abc"), [Holdings("r", plan_of())], 300, keep_sets=2)[0] == "c"
+    assert evicted(sets("abc"), [], 300, keep_sets=3) == (
         "",
-        "300 bytes short; of 3 shard sets on hot 3 kept by the floors",
+        "300 bytes short; of 3 shard sets on hot 3 kept by evict.keep_hot_sets",
     )
-
-
-def test_a_set_that_the_token_floor_keeps_does_not_keep_a_smaller_one() -> None:
-    big, small = a_set("a", tokens=90), a_set("b", tokens=10)
-    assert evicted([big, small], [], 200, floors=Floors(min_active_tokens=90))[0] == "b"
 
 
 def test_wanted_sets_stay_for_the_mere_sake_of_free_space() -> None:

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from stoker.plan import growth, positions, residency
 from stoker.plan.growth import GrowthPolicy
-from stoker.plan.residency import Floors, urgency
+from stoker.plan.residency import urgency
 from stoker.plan.timelines import Timelines
 from support import plan_laws as laws
 from support import plan_world
@@ -43,7 +43,7 @@ worlds = st.builds(
     floor_bytes=st.integers(0, 6),
     target_bytes=st.integers(0, 20),
     checkpoint_bytes=st.integers(0, 4),
-    floors=st.builds(Floors, st.integers(0, 3), st.sampled_from([0, 0, 0, 10, 30])),
+    keep_sets=st.integers(0, 3),
 )
 policies = st.builds(
     GrowthPolicy,
@@ -73,7 +73,7 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.world = World(0, 0, 0, 0, Floors())
+        self.world = World(0, 0, 0, 0, 0)
 
     @initialize(
         world=worlds,
@@ -431,9 +431,7 @@ class Found:
         run = Run("run", policy, **{"global_batch": 1, "steps": 1, "keep_last": 1, "ahead": 0, **self.run})
         state = Histories()
         try:
-            state.begin(
-                world=World(40, 0, 0, 0, Floors(0, 0)), listed=self.listed, ahead=1, run=run, turns=self.turns
-            )
+            state.begin(world=World(40, 0, 0, 0, 0), listed=self.listed, ahead=1, run=run, turns=self.turns)
             state.the_laws_hold()
             self.then(state)
             state.the_laws_hold()

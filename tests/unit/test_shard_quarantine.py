@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stoker.config.schema import Quarantine
 from stoker.corpus.quarantine.directory import DROP, RELEASE, mark
 from stoker.corpus.records.sources import SourceState
 from stoker.corpus.schedule.outcome import Outcome
@@ -230,8 +231,11 @@ def test_two_marks_in_one_tick_of_the_clock_are_both_seen(shard: Shard) -> None:
 
 
 class TestBudget:
-    def test_the_oldest_over_the_budget_go_one_after_the_other(self, make_shard: MakeShard) -> None:
-        shard = make_shard(quarantine={"keep_files": 1})
+    def test_the_oldest_over_the_budget_go_one_after_the_other(
+        self, make_shard: MakeShard, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Quarantine, "keep_files", 1)
+        shard = make_shard()
         for path in "abc":
             shard.source(path, "quarantined", reason="page_corrupt")
             name = put(shard, path)

@@ -57,12 +57,12 @@ class Ground:
         self.newest: Checkpoint | None = None
         self.waiter, self.counted = Waiter(), Counted()
 
-    def hook(self, command: str, limit_s: float = 60.0) -> Hook:
+    def hook(self, command: str) -> Hook:
         pipeline = make_pipeline(self.root, train__on_checkpoint=command).pipeline
         pipeline.layout.create()
         self.run = pipeline.layout.run("main")
         self.run.create()
-        train = SimpleNamespace(hook=pipeline.train.hook, on_checkpoint_limit=limit_s, run="main")
+        train = SimpleNamespace(hook=pipeline.train.hook, run="main")
         self.made: Any = SimpleNamespace(
             pipeline=SimpleNamespace(train=train, layout=pipeline.layout),
             layout=self.run,
@@ -179,7 +179,8 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     child = "import subprocess; subprocess.Popen(['sleep', '600']); "
     code = f"{stubborn}{child}open(sys.argv[1], 'w').write('x'); signal.pause()"
-    hook = ground.hook(python(code, started), limit_s=0.0)
+    monkeypatch.setattr("stokerd.supervision.jobs.hook.LIMIT_S", 0.0)
+    hook = ground.hook(python(code, started))
     ground.prove(10)
     hook.look()
     wait_until(started.exists, what="the command")

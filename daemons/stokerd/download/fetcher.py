@@ -28,6 +28,7 @@ from stokerd.download.state import State, Subject
 FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
 LEAST_SILENT_S = 6.0  # a healthy worker reports every two seconds, but has to start first
+MIN_RATE = 20 * 2**10  # bytes a second over a minute; a slower server is asked again
 IDLE_S = 60.0  # after so long without work the worker ends: it holds memory and the landing
 AHEAD = 4  # the worker gets so many times files_at_once, as some wait for their next try
 CLAIM_EVERY_S = 10.0  # least time between two claims: each wakes the daemons that read the ledger
@@ -105,7 +106,7 @@ class Fetcher:
             "expected": expected,
             "files_at_once": download.files_at_once,
             "bandwidth": download.bandwidth,
-            "min_rate": download.min_rate,
+            "min_rate": MIN_RATE,
             "attempts": download.attempts,
             "connect_s": min(20.0, download.stall),
             "read_s": min(60.0, download.stall / 3),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from stoker.corpus.records.sources import PUBLISHED, tokens_of
 from stoker.kit.daemon import DaemonContext
 from stoker.plan.consumption import Holdings, read_holdings
-from stoker.plan.residency import Floors, ShardSet, next_use, to_evict, to_hydrate, urgency
+from stoker.plan.residency import ShardSet, next_use, to_evict, to_hydrate, urgency
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened
 from stokerd.sharding.effects import Alert, AlertOver, Effect, Write
@@ -48,8 +48,6 @@ class Placement:
 
     def __init__(self, context: DaemonContext) -> None:
         self._context, self._layout = context, context.layout
-        evict = context.pipeline.evict
-        self._floors = Floors(evict.keep_hot_sets, evict.min_active_tokens)
         self.holdings: list[Holdings] = []
         self.wants = Wants()
         self.why = ""
@@ -151,7 +149,7 @@ class Placement:
             next_use(self.holdings, [str(source.key) for source in listed if source.key in paths]),
             free_bytes=free,
             wanted_free_bytes=wanted,
-            floors=self._floors,
+            keep_sets=state.pipeline.evict.keep_hot_sets,
             reserve_bytes=state.space.floor,
             busy=_coming(state),
         )

@@ -120,7 +120,6 @@ def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
     at_once = {"train.start_when.tokens": pipeline.train.start_when.tokens}
     if pipeline.warm is not None:
         floors["evict.target_free"] = pipeline.evict.target_free or 0
-        at_once["evict.min_active_tokens"] = pipeline.evict.min_active_tokens
     rules: list[Rule] = []
     for key, floor in floors.items():
         full = f"{format_bytes(floor)} are to stay free on a hot disk of {size}: nothing would ever be staged"
@@ -201,18 +200,16 @@ def _source(source: Source) -> Iterator[Rule]:
 
 
 def _data(pipeline: Pipeline) -> list[Rule]:
-    memory, filters, tokenizer = pipeline.shard.memory, pipeline.dataset.filters, pipeline.tokenizer
+    filters, tokenizer = pipeline.dataset.filters, pipeline.tokenizer
     release, without_warm = pipeline.shard.release, pipeline.warm is None
     least, most = filters.min_chars or 0, filters.max_chars
     too_few = f"{most} is below min_chars {least}: no row is left; change one"
-    above = f"{memory.soft} bytes are above hard ({memory.hard}); lower it"
     after_proof = "after_proof is for a pipeline without warm; with one, write after_sync or never"
     after_sync = "after_sync needs warm; set warm, or write after_proof or never"
     evict = "shard sets leave hot for warm only, and there is none; set warm, or remove it"
     both = tokenizer.train is not None and tokenizer.file is not None
     neither = tokenizer.train is None and tokenizer.file is None
     return [
-        (memory.soft > memory.hard, "shard.memory.soft", above),
         (most is not None and least > most, "dataset.filters.max_chars", too_few),
         (both, "tokenizer.file", "train and file exclude each other; keep one of the two"),
         (neither, "tokenizer", "needs train or file; write one of the two, or leave tokenizer out"),

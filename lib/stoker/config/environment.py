@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.config.document import Document, KeyPath, Mark, Problem, Unreadable, dotted, parse_value
-from stoker.config.problems import every_key, nearest, section_at
+from stoker.config.problems import FORMER, every_key, nearest, section_at
 
 PREFIX = "STOKER_"
 # Variables of Stoker itself (trainer protocol, workers, set-up, tests): never keys of the file.
@@ -36,6 +36,8 @@ def apply_overrides(document: Document, environ: Mapping[str, str]) -> None:
             known = [variable_name(key) for key in every_key()]
             guess = nearest(name.lower(), [word.lower() for word in known])
             hint = f"did you mean {guess.upper()}?" if guess else f"write {PREFIX}SECTION__KEY, or unset it"
+            if instead := FORMER.get(dotted(path)):
+                hint = f"{instead}; unset it"
             document.problems.append(Problem(mark, "", f"sets no key of the pipeline file; {hint}"))
             continue
         try:

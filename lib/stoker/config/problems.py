@@ -16,6 +16,15 @@ NOT_HERE = {
     **dict.fromkeys(("ema", "ema_decay"), _NO_AVERAGE),
     **dict.fromkeys(("rope_scaling", "context_extension"), _NO_EXTENSION),
 }  # keys of other trainers
+# Keys of the version before, and what holds in their place. To go with the next version.
+FORMER = {
+    "download.min_rate": "a server that sends less than 20 KiB a second for a minute is asked again",
+    "shard.memory.soft": "a builder above 320 MiB is replaced at a commit; shard.memory.hard is its limit",
+    "evict.min_active_tokens": "evict.keep_hot_sets is what always stays on hot",
+    "train.checkpoint.sealer_cores": "the trainer leaves one of 16 or more cores to the sealer",
+    "train.on_checkpoint_limit": "the command has one hour; `timeout 10m COMMAND` gives it less",
+    "quarantine.keep_files": "100 entries of a kind are kept; quarantine.keep_bytes limits their size",
+}
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -54,6 +63,8 @@ def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
     section = section_at(path[:-1])
     known = list(section.model_fields) if section else []
     word = str(path[-1])
+    if instead := FORMER.get(dotted(path)):
+        return f"is no key any more: {instead}; remove it", None
     if word in NOT_HERE:
         return NOT_HERE[word], None
     guess = nearest(word, known)

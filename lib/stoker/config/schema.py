@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -85,8 +85,7 @@ class Download(Section):
 
     files_at_once: Positive = Field(default=4, le=256)
     stall: PositiveSeconds = 300.0  # the longest time without a byte
-    min_rate: Size = 20 * 2**10  # bytes per second, as bandwidth
-    bandwidth: PositiveSize | None = None
+    bandwidth: PositiveSize | None = None  # bytes per second
     attempts: Positive = 5
 
 
@@ -125,8 +124,8 @@ class Commit(Section):
 class BuilderMemory(Section):
     """Limits on the resident bytes of a builder."""
 
-    soft: Size = 320 * 2**20  # above, a new builder takes over at a commit
-    hard: Size = 2**30  # above, the builder is killed
+    soft: ClassVar[int] = 320 * 2**20  # above, a new builder takes over at a commit
+    hard: Size = Field(default=2**30, ge=soft)  # above, the builder is killed
 
 
 class Shard(Section):
@@ -145,7 +144,6 @@ class Evict(Section):
 
     target_free: Size | None = None  # bytes to keep free; None: a tenth of the disk
     keep_hot_sets: Natural = 1
-    min_active_tokens: Natural = 0
 
 
 class Plan(Section):
@@ -192,7 +190,7 @@ class Quarantine(Section):
     """The budget of the quarantine: the newest entries stay, older ones are removed."""
 
     keep_checkpoints: Natural = 3
-    keep_files: Natural = 100  # for each other kind of entry, as keep_bytes
+    keep_files: ClassVar[int] = 100  # for each other kind of entry, as keep_bytes
     keep_bytes: Size = 20 * 2**30
     revalidate: PositiveSeconds | None = 86_400.0  # between two checks of a quarantined file; None: never
 

@@ -109,7 +109,6 @@ class Checkpoint(Section):
     every: PositiveSeconds | None = 1800.0
     every_steps: Positive | None = None
     busy: Literal["wait", "skip"] = "wait"  # what a save does that is due while another is being sealed
-    sealer_cores: Natural | Literal["auto"] = "auto"  # that the trainer's threads leave to the sealer
     keep_last: Positive = 3
     keep_every: Positive | None = None
     milestones: tuple[Positive, ...] = ()  # steps whose checkpoints are always kept
@@ -141,7 +140,7 @@ OF_BUILT_IN = (
     *("train.seed", "train.tokens", "train.model", "train.seq_len", "train.global_batch"),
     *("train.micro_batch", "train.precision", "train.deterministic", "train.compile", "train.recompute"),
     *("train.optimizer", "train.schedule", "train.evaluate", "train.launcher", "train.checkpoint.every"),
-    *("train.checkpoint.every_steps", "train.checkpoint.busy", "train.checkpoint.sealer_cores"),
+    *("train.checkpoint.every_steps", "train.checkpoint.busy"),
 )
 
 
@@ -170,7 +169,6 @@ class Train(Section):
     command: Words | None = None  # a trainer of the user's own
     external: External | None = None
     on_checkpoint: Text | None = None  # a command for each proven checkpoint, in words as a shell reads them
-    on_checkpoint_limit: PositiveSeconds = 3600.0  # then it is ended
 
     @property
     def external_trainer(self) -> External | None:

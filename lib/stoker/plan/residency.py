@@ -31,14 +31,6 @@ class ShardSet:
     warm: bool  # has a proven copy on warm
 
 
-@dataclass(frozen=True)
-class Floors:
-    """The least number of sets, and of train tokens, that always stays on hot."""
-
-    keep_hot_sets: int = 0
-    min_active_tokens: int = 0
-
-
 def reaching(plan: Plan, position: Position) -> Iterator[Segment]:
     """Returns the planned segments with windows beyond a position; raises DataError for a wrong position.
 
@@ -123,16 +115,15 @@ def to_evict(
     *,
     free_bytes: int,
     wanted_free_bytes: int,
-    floors: Floors,
+    keep_sets: int,
     reserve_bytes: int = 0,
     busy: Collection[str] = (),
 ) -> tuple[list[str], str]:
     """Returns the keys to evict, in order, for `wanted_free_bytes` of free room; and why not enough, or "".
 
-    Evicts sets without further use first, then by furthest next use; skips a set whose loss would break a
-    floor. A wanted set leaves, least urgent first, only while more urgent cold sets that are not `busy`
-    (being brought back) lack room: while fewer bytes are free than theirs and `reserve_bytes`
-    (stage.free_floor).
+    Evicts sets without further use first, then by furthest next use; `keep_sets` always stay. A wanted set
+    leaves, least urgent first, only while more urgent cold sets that are not `busy` (being brought back) lack
+    room: while fewer bytes are free than theirs and `reserve_bytes` (stage.free_floor).
 
     `sets` are all published sets, `rank` comes from `next_use`; `free_bytes` are the free bytes less claims,
     with the bytes of sets that are already leaving.
@@ -141,15 +132,14 @@ def to_evict(
     kept, wants = planned(runs), _wants(known, urgency(runs), busy)
     movable = [one for one in known.values() if one.hot and one.warm and one.key not in kept]
     hot = [one for one in known.values() if one.hot]
-    spare_sets = len(hot) - floors.keep_hot_sets
-    spare_tokens = sum(one.train_tokens for one in hot) - floors.min_active_tokens
+    spare_sets = len(hot) - keep_sets
     leaving: list[str] = []
 
     def offer(one: ShardSet) -> None:
-        """Evicts a set unless a floor keeps it."""
-        nonlocal spare_sets, spare_tokens, free_bytes
-        if spare_sets >= 1 and one.train_tokens <= max(0, spare_tokens):
-            spare_sets, spare_tokens = spare_sets - 1, spare_tokens - one.train_tokens
+        """Evicts a set, unless it is one of the last that stay."""
+        nonlocal spare_sets, free_bytes
+        if spare_sets >= 1:
+            spare_sets -= 1
             free_bytes += one.bytes
             leaving.append(one.key)
 
@@ -240,7 +230,7 @@ def _why_it_stays(one: ShardSet, kept: Collection[str], wants: Collection[str]) 
         return "planned to be read"
     if not one.warm:
         return "without a proven warm copy"
-    return "wanted next" if one.key in wants else "kept by the floors"
+    return "wanted next" if one.key in wants else "kept by evict.keep_hot_sets"
 
 
 def _planned(run: Holdings) -> Iterator[Segment]:

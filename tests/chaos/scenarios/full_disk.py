@@ -54,7 +54,7 @@ class FullDiskScenario(Scenario):
                 **{"val_ratio": 0.1, "workers": 2, "release": "after_sync"},
                 "commit": {"every": "0.2s", "bytes": "256KiB"},
             },
-            evict={"target_free": f"{self.hot // 2}B", "keep_hot_sets": 0, "min_active_tokens": 0},
+            evict={"target_free": f"{self.hot // 2}B", "keep_hot_sets": 0},
             stage={"settle": "0s", "free_floor": "1MiB", "queue_files": 3, "queue_bytes": "8MiB"},
             tokenizer={"train": {"vocab_size": 257, "train_bytes": "100KB"}},
         )

@@ -48,7 +48,7 @@ def _begin_build(state: State, path: str) -> Iterator[Effect]:
         "commit": {"every_s": commit.every, "bytes": commit.bytes},
         "commit_every_row_group": bool(source.deaths),  # to find the row group to blame
         "engine": pipeline.tokenizer.engine if _is_fast(state, source) else HF_TOKENIZERS,
-        "memory": pipeline.shard.memory.model_dump(),
+        "memory": {"soft": pipeline.shard.memory.soft},
         "read_rows": READ_ROWS[attempt.rows],
         "room": state.space.grant(state, source) - FILES_BYTES,
         "disks": marks(state.hot),
@@ -110,7 +110,7 @@ def _not_built(state: State, job: Job[BuildWork], outcome: Outcome) -> Iterator[
             yield event("worker_recycled", path=source.path, further=is_further)
             if not is_further:
                 memory.read_less(source.path, min(SMALLEST, job.facts.attempt.rows + 1))
-                reason = "its worker outgrew shard.memory.soft before it could commit"
+                reason = "its worker outgrew 320 MiB before it could commit"
                 yield from base.try_again(state, job, source, reason)
         case "outgrown":
             state.hot.look_soon()  # the partial set is gone

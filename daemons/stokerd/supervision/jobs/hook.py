@@ -23,6 +23,7 @@ from stoker.supervise.state import Phase
 from stokerd.supervision.jobs.base import RunActivity, Slice
 from stokerd.supervision.run import Run
 
+LIMIT_S = 3600.0
 GRACE_S = 4.0  # from TERM to KILL: less than a worker has where its daemon stops
 RESULTS = ("ok", "failed", "timed_out")
 
@@ -53,7 +54,7 @@ def _task(run: Run, job: Job) -> dict[str, Any]:
         "environ": child_environment({**words, "STOKER_RUN": run.pipeline.train.run}),
         "checkpoint": str(job.subject.path),
         "grace_s": GRACE_S,
-        "limit_s": run.pipeline.train.on_checkpoint_limit,
+        "limit_s": LIMIT_S,
     }
 
 

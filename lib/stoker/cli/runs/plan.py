@@ -21,7 +21,7 @@ from stoker.observe.status import read_status
 from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.log import DATA_EXHAUSTED, Passed, Segment
 from stoker.plan.positions import Accounts, at, books
-from stoker.plan.residency import Floors, ShardSet, due_s, next_use, planned, to_evict, urgency
+from stoker.plan.residency import ShardSet, due_s, next_use, planned, to_evict, urgency
 from stoker.store.layout import TRAIN_SUPERVISOR
 
 ACCOUNTED = ("applied", "skipped", "remainder", "ahead")
@@ -222,7 +222,7 @@ def _sets(
             next_use(holdings, [key for key in listed if key]),
             free_bytes=0,
             wanted_free_bytes=1 << 62,
-            floors=Floors(pipeline.evict.keep_hot_sets, pipeline.evict.min_active_tokens),
+            keep_sets=pipeline.evict.keep_hot_sets,
         )
         why = why.partition("; ")[2]
     kept, wants = planned(holdings), urgency(holdings)

@@ -153,7 +153,7 @@ def _seconds(text: str) -> float:
         return 0.0
 
 
-OVER_FILES = "quarantine.keep_files are kept, and newer ones are there"
+OVER_FILES = "the newest 100 of its kind are kept, and newer ones are there"
 OVER_BYTES = "quarantine.keep_bytes are kept, and newer ones fill them"
 RELEASED = "its source was released, and has come to its end"
 

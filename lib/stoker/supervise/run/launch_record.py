@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.config.schema_train import Schedule
@@ -86,7 +86,7 @@ def launch_body(
         "compile": train.compile,
         "recompute": train.recompute,
         "micro_batch": record.asked_micro_batch(train.micro_batch),
-        "threads": threads(len(os.sched_getaffinity(0)), train.checkpoint.sealer_cores),
+        "threads": threads(len(os.sched_getaffinity(0))),
         "checkpoint": {
             "every_s": train.checkpoint.every,
             "every_steps": train.checkpoint.every_steps,
@@ -143,10 +143,9 @@ def schedule_body(schedule: Schedule, steps: int) -> dict[str, Any]:
     return body if begins is None else {**body, "decay_begins": begins}
 
 
-def threads(cores: int, sealer_cores: int | Literal["auto"]) -> int:
-    """Returns the trainer's threads on so many cores; auto leaves the sealer one where that costs little."""
-    left = sealer_cores if sealer_cores != "auto" else int(cores >= MANY_CORES)
-    return max(1, cores - left)
+def threads(cores: int) -> int:
+    """Returns the trainer's threads on so many cores; the sealer has one where that costs little."""
+    return cores - (cores >= MANY_CORES)
 
 
 def config_digest(identity: Identity, model: Mapping[str, Any], optimizer: str) -> str:
