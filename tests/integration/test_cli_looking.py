@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.cli.runs.where import find
 from stoker.kit.process import signal_process
+from stoker.provenance.where import find
 from support.looking import Label, train_labels, window_labels
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.cli.runs.where import find
 from stoker.corpus.records.sources import read_sources
+from stoker.provenance.where import find
 from stoker.store.record import write_record
 from support.looking import BUILT, FakeRun, Label, Site, make_site
 

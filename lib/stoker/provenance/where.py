@@ -10,14 +10,14 @@ import click
 import numpy as np
 
 from stoker.cli.options import answer, did_you_mean, json_option, planned_file
-from stoker.cli.runs.set_index import Document, Library, SegmentMap
-from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
 from stoker.plan.log import Segment
 from stoker.plan.permutation import invert
+from stoker.provenance.set_index import Document, Library, SegmentMap
+from stoker.provenance.step_history import History
 from stoker.store.errors import DataError, UsageError
 
 WORDS = {

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from stoker.cli.options import answer, json_option, planned_file
-from stoker.cli.runs.step_history import History
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
@@ -22,6 +21,7 @@ from stoker.plan.consumption import Holdings, read_holdings
 from stoker.plan.log import DATA_EXHAUSTED, Passed, Segment
 from stoker.plan.positions import Accounts, at, books
 from stoker.plan.residency import ShardSet, due_s, next_use, planned, to_evict, urgency
+from stoker.provenance.step_history import History
 from stoker.store.layout import TRAIN_SUPERVISOR
 
 ACCOUNTED = ("applied", "skipped", "remainder", "ahead")

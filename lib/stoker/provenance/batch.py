@@ -10,12 +10,12 @@ import click
 import numpy as np
 
 from stoker.cli.options import json_option, planned_file, print_json, printable
-from stoker.cli.runs.set_index import Library, SegmentMap
-from stoker.cli.runs.step_history import History, Step
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.sources import read_sources
 from stoker.plan.permutation import permute
+from stoker.provenance.set_index import Library, SegmentMap
+from stoker.provenance.step_history import History, Step
 from stoker.store.errors import DataError, storage_errors
 from stoker.supervise.run.record import Identity
 
