@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stoker.corpus.staging.finding import BadParquet
-from stoker.shards.build.parquet import Batch
+from stoker.corpus.readers.finding import BadFile
+from stoker.corpus.readers.reader import Batch
 from stoker.shards.format.identity import Filters
 
 Mask = npt.NDArray[np.bool_]
@@ -81,6 +81,6 @@ def _values(batch: Batch, column: str, kind: pa.DataType) -> list[Any]:
     try:
         cast = batch.columns[column].cast(kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise BadParquet("column_type", str(error), row_group=batch.row_group, column=column) from error
+        raise BadFile("column_type", str(error), row_group=batch.row_group, column=column) from error
     values: list[Any] = (cast.view(pa.binary()) if kind == pa.string() else cast).to_pylist()
     return values
