@@ -1,4 +1,4 @@
-"""The builder: reads one parquet file and writes its shard set's data files, in commits."""
+"""The builder: reads one source file and writes its shard set's data files, in commits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from stoker.corpus.readers.reader import Batch, Rows, reader_of
 from stoker.corpus.records.sources import COUNTED, Books
 from stoker.kit.workers.child import Report
 from stoker.shards.build.commit import Committer, Progress, origin_of, recover
 from stoker.shards.build.filters import make_filters, select
 from stoker.shards.build.memory_use import Footprint
-from stoker.shards.build.parquet import Batch, ParquetText
 from stoker.shards.build.readback import Trail
 from stoker.shards.build.shard_writer import GrowingSet
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
@@ -134,7 +134,7 @@ class Build:
         self.set.close()
 
     def run(self, report: Report, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
-        """Reads the source to its end and commits all of it; raises BadParquet, NoRoom, StorageError.
+        """Reads the source to its end and commits all of it; raises BadFile, NoRoom, StorageError.
 
         Returns False after a commit when this process holds too much memory, and a fresh process should
         continue. On a request to stop it commits and raises WorkerStopped. The trails learn which bytes may
@@ -153,7 +153,8 @@ class Build:
         task = self.task
         report("phase", phase="open", row_group=self.row_group, row=self.row)
         columns = task.build.filters.columns()
-        source = ParquetText(task.parquet, task.build.text_column, columns, task.read_rows)
+        reader = reader_of(task.parquet)
+        source = reader.open_rows(task.parquet, task.build.text_column, columns, task.read_rows)
         with Committer(task.building, report, set_trail.advance) as committer:
             report("phase", phase="encode")
             began = self.progress
@@ -189,12 +190,10 @@ class Build:
             raise NoRoom
         return room
 
-    def _pass(self, batch: Batch, source: ParquetText) -> bool:
+    def _pass(self, batch: Batch, source: Rows) -> bool:
         """Moves the position behind the batch; returns whether the batch ends its row group."""
-        end = batch.row + batch.rows
-        at_end = end == source.group_rows[batch.row_group]
-        self.row_group, self.row = (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
-        return at_end
+        self.row_group, self.row = source.after(batch)
+        return not self.row
 
     def _due(self, busy: bool) -> bool:
         """Whether to commit: by time while no commit is in flight.
@@ -217,7 +216,7 @@ class Build:
         )
         committer.start(self.set.unsettled(), self.progress)
 
-    def _take(self, batch: Batch, source: ParquetText, report: Report) -> None:
+    def _take(self, batch: Batch, source: Rows, report: Report) -> None:
         """Filters, encodes and appends one batch, and counts every row of it in the books."""
         selection = select(batch, self._filters)
         self._counts.update(rows=batch.rows, chars=selection.chars)
