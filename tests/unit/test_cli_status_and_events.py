@@ -326,6 +326,16 @@ def test_what_nothing_vouches_for_is_hashed_and_not_verified(more: dict[str, Any
     assert said in lines
 
 
+@pytest.mark.parametrize(
+    ("steps_from", "said"),
+    [("nanoGPT", "read from its output as nanoGPT"), ("nothing", "no step recognised in its output: set ")],
+)
+def test_a_trainer_whose_output_is_read_has_a_row_that_says_as_what(steps_from: str, said: str) -> None:
+    body = {**RUN, "steps_from": steps_from}
+    lines = list(report_lines("p", {**nothing(), "train_supervisor": told_by(body)}))
+    assert any(line.startswith(f"  steps              {said}") for line in lines), lines
+
+
 def test_a_run_without_data_shows_its_supervisor_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
