@@ -147,6 +147,7 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
         "  launches           3",
     ):
         assert line in text.splitlines(), text
+    assert text.index("\nrun\n") < text.index("\ndata\n"), "what matters most comes first"
 
 
 def test_a_terminal_gets_the_status_folded_and_coloured_by_state() -> None:
