@@ -19,7 +19,6 @@ from collections.abc import Mapping
 
 USAGE = "usage: python -m stoker.kit.exec PPID SIGNAL DIRECTORY -- CMD [ARGUMENT...]"
 PYTHON_MODULE = [sys.executable, "-P", "-m"]
-OURS = ("stoker.", "stokerd.")
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 TRAINER_OUTPUT = "STOKER_TRAINER_OUTPUT"  # the descriptors that a trainer's stdout and stderr are passed to
@@ -96,7 +95,7 @@ def main(argv: list[str]) -> int:
             os.chdir(directory)
             os.environ["PWD"] = directory  # as a shell does: programs ask it
         doing = f"start {command[0]}"
-        if command[:3] != PYTHON_MODULE or not command[3].startswith(OURS):
+        if command[:3] != PYTHON_MODULE or not command[3].startswith("stoker."):
             # Python ignores these two signals for itself, and an ignored signal stays ignored over exec.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
