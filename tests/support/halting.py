@@ -50,7 +50,7 @@ if "stoker.checkpoints.sealer" in sys.orig_argv[1:4]:
         lambda call, writer, name, chunks: f"half-{writer.step}" if name == "trainer.json" else None,
     )
 if sys.orig_argv[2:3] == ["import"]:
-    from stoker.shards.exchange import import_set
+    from stoker.exchange import import_set
     for word, function in (("copied", "_copy"), ("claimed", "_note"), ("published", "publish_dir")):
         halt_after(import_set, function, lambda call, *arguments, word=word, **named: word)
 if "stoker.shards.build.build_worker" in sys.orig_argv[1:4]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin
-from stoker.shards.exchange.import_set import ImportTask
+from stoker.exchange.import_set import ImportTask
 from stoker.store.layout import HotLayout, StateLayout
 
 EOT = 0

@@ -20,8 +20,8 @@ from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Situation
 from stoker.corpus.staging.disk_contents import set_bytes
 from stoker.corpus.staging.finding import SET_INVALID, Finding
+from stoker.exchange.import_set import import_place
 from stoker.shards.audit.record_audit import Records, record_findings
-from stoker.shards.exchange.import_set import import_place
 from stokerd.sharding.record_actions import IMPORT_AGAIN, take
 from support.imports import import_task, streams, write_tokens
 from support.looking import FakeRun, Site, make_site

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.exchange import export_formats, export_sets
 from stoker.shards.build.build_worker import main as build
-from stoker.shards.exchange import export_formats, export_sets
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.manifest import SUMS, DataFile, Manifest, sums_text
 from stoker.shards.format.reader import ShardSet

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from stoker.corpus.records.sources import Books, Source
-from stoker.shards.exchange import import_source
-from stoker.shards.exchange.import_set import Imported, claim, import_place, path_of
-from stoker.shards.exchange.import_source import ImportRefused, tokenizer_refusal
+from stoker.exchange import import_source
+from stoker.exchange.import_set import Imported, claim, import_place, path_of
+from stoker.exchange.import_source import ImportRefused, tokenizer_refusal
 from stoker.shards.format.manifest import Manifest, ManifestInvalid
 from stoker.shards.format.proof import inspect_set, prove_set
 from stoker.shards.format.reader import ShardSet

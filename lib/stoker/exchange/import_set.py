@@ -19,8 +19,8 @@ import numpy as np
 
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.corpus.records.sources import PUBLISHED, SPLITS, Books, Source, write_source
-from stoker.shards.exchange.export_out import Sink
-from stoker.shards.exchange.import_source import (
+from stoker.exchange.export_out import Sink
+from stoker.exchange.import_source import (
     Found,
     ImportRefused,
     Progress,

@@ -16,10 +16,10 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.records.sources import read_sources
+from stoker.exchange.import_set import ImportTask, import_place
 from stoker.kit.daemon import COMMAND_PURPOSE
 from stoker.kit.lock import Lock, read_contents
 from stoker.kit.workers.child import heartbeat
-from stoker.shards.exchange.import_set import ImportTask, import_place
 from stoker.store.errors import LockHeld, UnavailableError, UsageError
 from stoker.store.files import make_dir
 from stoker.store.layout import STAGE_SHARD
