@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from stoker.checkpoints.seal import CheckpointWriter, tensor_files
 from stoker.exchange import transformers_model
 from stoker.exchange.export_model import export_model
-from stoker.exchange.export_out import Sink
+from stoker.exchange.output import Sink
 from stoker.exchange.sampling import Sampling, TextModel
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer

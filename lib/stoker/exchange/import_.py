@@ -1,133 +1,114 @@
-"""`stoker import`: imports tokens made by other programs, while the stage-shard loop is stopped."""
+"""`stoker import`: converts tokens made by other programs to parquet that a pipeline reads."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.cli.ask_daemon import become_owner
-from stoker.cli.options import PATH, json_option, pipeline_file, print_json
-from stoker.config.schema import Pipeline
-from stoker.corpus.records.dataset import DatasetPin, read_pin, write_pin
-from stoker.corpus.records.receipts import read_listing
-from stoker.corpus.records.sources import read_sources
-from stoker.exchange.import_set import ImportTask, import_place
-from stoker.kit.daemon import COMMAND_PURPOSE
-from stoker.kit.lock import Lock, read_contents
-from stoker.kit.workers.child import heartbeat
-from stoker.store.errors import LockHeld, UnavailableError, UsageError
-from stoker.store.files import make_dir
-from stoker.store.layout import STAGE_SHARD
+from stoker.cli.options import PATH, TEXT, json_option, plural, print_json
+from stoker.exchange.arrow_rows import find_arrow
+from stoker.exchange.output import new_directory
+from stoker.exchange.to_parquet import COLUMN, convert
+from stoker.exchange.token_files import find_token_files, is_of
+from stoker.exchange.token_stream import MOST_TOKENS, Found
+from stoker.shards.format.identity import dtype_for
+from stoker.shards.format.manifest import TOKEN_BYTES
+from stoker.shards.tokenize.tokenizer import FrozenTokenizer, load_tokenizer
+from stoker.store.errors import DataError, UsageError
 
 
-@click.command("import", epilog="Example: stoker import fineweb.yaml /data/old/batch-* --trust-tokenizer")
-@pipeline_file
-@click.argument("places", metavar="DIR...", nargs=-1, required=True, type=PATH)
+def _no_pipeline(_context: click.Context, _parameter: click.Parameter, places: tuple[Path, ...]) -> object:
+    if file := next((place for place in places if place.suffix in (".yaml", ".yml")), None):
+        raise UsageError(
+            f"{file}: `stoker import` takes no pipeline file any more: it writes parquet to a new folder, "
+            "which a pipeline then reads; name the tokenizer.json of the tokens with --tokenizer"
+        )
+    return places
+
+
+def _stated(_context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise UsageError("--tokenizer-sha256 went: name the tokenizer.json itself with --tokenizer PATH")
+
+
+@click.command("import", epilog="Example: stoker import fineweb10B tokens --tokenizer gpt2/tokenizer.json")
+@click.argument(
+    "places", metavar="SOURCE...", nargs=-1, required=True, type=PATH, callback=_no_pipeline, is_eager=True
+)
+@click.argument("out", type=PATH)
 @click.option(
-    "--tokenizer-sha256", metavar="HEX", help="Whose tokens they are, where their place does not say."
+    "--tokenizer", "tokenizer_file", type=PATH, required=True, help="The tokenizer.json of the tokens."
+)
+@click.option("--trust-tokenizer", is_flag=True, help="Whatever SOURCE itself says of its tokenizer.")
+@click.option("--split", type=click.Choice(["train", "val", "all"]), default="train")
+@click.option("--column", type=TEXT, help="Of Arrow rows; else input_ids or tokens.")
+@click.option(
+    "--document-tokens", type=click.IntRange(1, MOST_TOKENS), help="Cut longer texts after so many."
 )
 @click.option(
-    "--trust-tokenizer", is_flag=True, help="Take the tokens as this pipeline's tokenizer's, unproven."
+    "--tokenizer-sha256", type=TEXT, hidden=True, expose_value=False, is_eager=True, callback=_stated
 )
 @json_option
-def import_(
-    pipeline: Pipeline,
+def import_(  # noqa: PLR0917 - click passes an argument per option
     places: tuple[Path, ...],
-    tokenizer_sha256: str | None,
+    out: Path,
+    tokenizer_file: Path,
     trust_tokenizer: bool,
+    split: str,
+    column: str | None,
+    document_tokens: int | None,
     as_json: bool,
 ) -> None:
-    """Copy each DIR into the pipeline as one shard set, trained on after the pipeline's own files.
+    """Convert each SOURCE, in this order, to parquet in the new folder OUT: one document a row.
 
-    DIR is a folder of {train,val}_000000.bin with a manifest.json, a folder of nanoGPT's .bin files with
-    train or val in their names, or a single such file. Its rows are unknown, and its documents are known only
-    where end-of-text separates them; the books say so. The stage-shard loop must be stopped. The first DIR
-    that is not imported ends the command. Exit codes: 65 refused, with the reason; 69 the pipeline's
-    tokenizer is not frozen yet; 74 a disk failed; 75 the stage-shard loop runs.
+    SOURCE is a folder that `datasets.save_to_disk` made, a folder of {train,val}_000000.bin with a
+    manifest.json, a folder of .bin files of nanoGPT or llm.c, or one such file. OUT gets its name when it is
+    complete; a pipeline reads it as its folder. Exit codes: 65 refused, with file and row; 74 no room.
     """
-    if not pipeline.layout.locks.is_dir():
-        raise UsageError(f"{pipeline.state}: this pipeline never ran; start its stage-shard loop first")
-    if missing := next((place for place in places if not place.exists()), None):
-        raise UsageError(f"{missing} does not exist; name what to import")
-    become_owner(pipeline)
-    imports: list[dict[str, Any]] = []
-    with _loop_lock(pipeline):
-        for place in places:
-            made = _import(pipeline, place.resolve(), tokenizer_sha256, trusted=trust_tokenizer)
-            imports.append({"place": str(place), **made})
-            if not as_json:
-                _say(made)
-    if as_json:
-        print_json({"v": 1, "imports": imports})
+    tokenizer = load_tokenizer(tokenizer_file)
+    found = [_find(place, split, column, tokenizer, trusted=trust_tokenizer) for place in places]
+    tokens = sum(file.tokens for one in found for file in one.files)
+    with (
+        new_directory(out, tokens * TOKEN_BYTES[dtype_for(tokenizer.vocab_size)]) as directory,
+        click.progressbar(length=tokens, label="importing", file=sys.stderr) as bar,
+    ):
+        done = convert(found, tokenizer, directory, document_tokens, bar.update)
+        if not done.documents:
+            raise DataError(
+                f"{', '.join(map(str, places))}: no tokens of --split {split}; nothing was written"
+            )
+    keys = {"dataset.source.kind": "folder", "dataset.source.path": str(out.absolute())}
+    keys |= {"dataset.tokens_column": COLUMN, "tokenizer.file": str(tokenizer_file.absolute())}
+    _report(asdict(done), [note for one in found for note in one.notes], keys, as_json=as_json)
 
 
-def _loop_lock(pipeline: Pipeline) -> Lock:
-    """Returns the stage-shard loop's lock: only its holder writes source records."""
-    path = pipeline.layout.lock(STAGE_SHARD)
-    try:
-        return Lock.acquire(path, purpose=COMMAND_PURPOSE)
-    except LockHeld as held:
-        raise LockHeld(
-            f"{path} is held by {read_contents(path)}; stop the stage-shard loop, import, then start it again"
-        ) from held
-
-
-def _say(made: Mapping[str, Any]) -> None:
-    books = made["books"]
-    known = "documents not known" if books["documents"] is None else f"{books['documents']:,} documents"
-    what = "imported" if made["new"] else "here already"
-    click.echo(
-        f"{made['path']}: {what}: {books['train']['tokens']:,} tokens to train on, "
-        f"{books['val']['tokens']:,} held out, {known}; set {str(made['key'])[:16]}"
-    )
-    for note in made["notes"]:
-        click.echo(f"{made['path']}: note: passed over {note}")
-
-
-def _pin(pipeline: Pipeline) -> DatasetPin:
-    name, version = pipeline.dataset.name, pipeline.dataset.version
-    pin = read_pin(pipeline.layout, name)
-    if pin is None or pin.version != version:
-        raise UnavailableError(
-            f"{name} has no frozen tokenizer in version {version} yet; "
-            "start the stage-shard loop, which freezes it, then stop it and import again"
+def _find(place: Path, split: str, column: str | None, tokenizer: FrozenTokenizer, *, trusted: bool) -> Found:
+    if not place.exists():
+        raise UsageError(f"{place} does not exist; name what to import")
+    dtype = dtype_for(tokenizer.vocab_size)
+    found = find_arrow(place, split, column) or find_token_files(place, split, dtype)
+    if not trusted and not is_of(tokenizer.sha256, found.tokenizer):
+        raise DataError(
+            f"{place}: it says tokenizer {found.tokenizer}, --tokenizer is {tokenizer.sha256}; if it is the "
+            "same one by another hash, say --trust-tokenizer"
         )
-    return pin
+    return found
 
 
-def _import(pipeline: Pipeline, place: Path, stated: str | None, *, trusted: bool) -> dict[str, Any]:
-    """Imports a place: copies it, writes its record, publishes the set; returns the facts to print."""
-    layout, hot, dataset, pin = pipeline.layout, pipeline.hot_layout, pipeline.dataset.name, _pin(pipeline)
-    sources, listing = read_sources(layout, dataset), read_listing(layout, dataset)
-    if not hot.owner_lock.exists() and any(source.hot for source in sources.values()):
-        raise UnavailableError(f"{pipeline.hot}: not the disk that was used before; mount it, then try again")
-    task = ImportTask(
-        place=place,
-        layout=layout,
-        hot=hot,
-        pin=pin,
-        sources=sources,
-        taken=frozenset() if listing is None else frozenset(listing.paths),
-        floor=pipeline.stage.free_floor,
-        stated_tokenizer=stated,
-        trust_tokenizer=trusted,
+def _report(done: dict[str, Any], notes: list[str], keys: dict[str, str], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"v": 1, **done, "notes": notes, "pipeline": keys})
+        return
+    added = done["tokens"] - done["tokens_read"]
+    click.echo(
+        f"{keys['dataset.source.path']}: {plural(done['files'], 'file')}, "
+        f"{plural(done['documents'], 'document')}, {done['tokens']:,} tokens"
+        + (f" ({added:,} end-of-text added)" if added > 0 else "")
     )
-    make_dir(pipeline.hot)
-    with Lock.acquire(hot.owner_lock, purpose=pipeline.owner):
-        made = import_place(task, heartbeat(_show_progress, place.name))
-    source = made.source
-    if source.path not in pin.listing:
-        write_pin(layout, replace(pin, listing=(*pin.listing, source.path)))
-    books = None if source.books is None else source.books.to_mapping()
-    about = {"path": source.path, "key": source.key, "new": made.new, "books": books}
-    return {**about, "notes": list(made.notes)}
-
-
-def _show_progress(_kind: str, **fields: Any) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"\r{fields['reading']}: {fields['bytes'] / 2**20:,.0f} MiB read", nl=False, err=True)
+    for note in notes:
+        click.echo(note)
+    click.echo("Put into the pipeline's file: " + ", ".join(f"{key}: {value}" for key, value in keys.items()))
