@@ -86,7 +86,6 @@ def import_set(
     pin: DatasetPin,
     train: Sequence[int],
     *,
-    val: Sequence[int] = (),
     where: EndOfText | None = "after",
     path: str = "import/web",
 ) -> Source:
@@ -95,7 +94,7 @@ def import_set(
     building = hot.building / "import-by-a-test"
     building.mkdir(parents=True)
     files: dict[str, DataFile] = {}
-    streams = {"train": np.asarray(train, f"<u{TOKEN_BYTES[dtype]}"), "val": np.asarray(val, dtype)}
+    streams = {"train": np.asarray(train, dtype), "val": np.empty(0, dtype)}
     for split in SPLITS:
         parts = _shards(streams[split], tokenizer.eot, where, int(pin.build["shard_tokens"]))
         for number, (tokens, ends) in enumerate(parts):
@@ -109,8 +108,8 @@ def import_set(
     bins = {split: [files[name] for name in files if name.startswith(f"{split}-")] for split in SPLITS}
     documents = [sum(file.documents or 0 for file in bins[split]) if where else None for split in SPLITS]
     total = sum(one or 0 for one in documents) if where else None
-    tokens = len(train) + len(val)
-    books = Books(None, total, None, tokens, documents[0], len(train), documents[1], len(val), None)
+    tokens = len(train)
+    books = Books(None, total, None, tokens, documents[0], tokens, documents[1], 0, None)
     manifest = Manifest(
         dataset=pin.dataset,
         key=set_key(content, pin.build_id),

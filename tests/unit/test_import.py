@@ -18,7 +18,6 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.exchange import to_parquet, token_files, token_stream
-from stoker.exchange.token_files import is_of
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.direct import hash_file
 from support.audits import STOKER, run_measured
@@ -293,14 +292,6 @@ def test_shards_that_were_moved_are_found_by_name_and_orphans_are_told(
     assert do(tokenizer, tmp_path / "out", place) == 0
     assert rows(tmp_path / "out") == [[EOT]]
     assert "train_000007.bin" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [(None, True), ("ab" * 32, True), ("AB" * 10, True), ("ab" * 7, False), ("cd" * 32, False)],
-)
-def test_what_a_place_says_of_its_tokenizer_is_compared(said: str | None, expected: bool) -> None:
-    assert is_of("ab" * 32, said) == expected
 
 
 def test_who_vouches_for_the_tokenizer_is_believed(tokenizer: Path, tmp_path: Path) -> None:

@@ -17,16 +17,13 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Listing
 from stoker.corpus.records.sources import Books, Source
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Situation
 from stoker.corpus.staging.disk_contents import set_bytes
-from stoker.corpus.staging.finding import SET_INVALID, Finding
-from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.format.manifest import EndOfText, Manifest, ManifestInvalid
 from stoker.shards.format.proof import inspect_set, prove_set
 from stoker.shards.format.reader import ShardSet
 from stoker.store.layout import HotLayout, StateLayout
-from stokerd.sharding.record_actions import IMPORT_AGAIN, take
+from stokerd.sharding.record_actions import take
 from support.imports import EOT, import_set, streams
 from support.looking import FakeRun, Site, make_site
 from support.shard_state import MakeShard, Shard
@@ -79,21 +76,6 @@ def test_imports_stand_behind_every_file_and_are_part_of_the_whole(shard: Shard)
     assert keep(shard, listed("z"), *others, lost) == (("z", "import/a", "import/b"), False)
 
 
-def test_an_import_that_came_just_now_is_no_finding_against_a_complete_listing(shard: Shard) -> None:
-    assert keep(shard, listed("a"), built("a")) == (("a",), True)
-    for late, expected in ((imported("import/x"), 0), (built("b"), 1)):
-        records = Records(
-            sources={"a": built("a"), late.path: late}, listing=listed("a"), pin=shard.data.pin()
-        )
-        findings = list(record_findings(shard.pipeline, records, deep=False))
-        assert sum("its listing lacks" in finding for finding in findings) == expected
-
-
-def test_imports_need_no_listing_but_make_none_complete(shard: Shard) -> None:
-    for listing in (None, listed(complete=False)):
-        assert keep(shard, listing, imported("import/a")) == (("import/a",), False)
-
-
 @pytest.mark.parametrize("limit", [{"tokens": 150}, {"files": 2}, {"rows": 4}])
 def test_imports_are_outside_the_limit(make_shard: MakeShard, limit: dict[str, int]) -> None:
     shard = make_shard(dataset__limit=limit)
@@ -126,9 +108,9 @@ def test_all_that_is_done_for_an_import_is_to_give_up_a_set_that_is_nowhere() ->
     assert decide(situation, 0.0) == (Action("give_up_content", "import/lost"),)
 
 
-def test_sums_count_what_is_known_and_say_how_much_is_not() -> None:
+def test_sums_count_what_is_known() -> None:
     sums = catalog(built("a"), imported("import/a")).sums
-    assert (sums.imported, sums.undocumented) == (1, 1)
+    assert sums.imported == 1
     assert sums.documents == {"train": 1, "val": 1}
     assert sums.tokens == {"train": 104, "val": 3}
     assert sums.measured.sets == 1  # an import has no parquet to be measured by
@@ -139,34 +121,14 @@ def test_a_record_of_an_import_survives_its_disk_and_its_renewal() -> None:
     source = imported("import/a")
     assert Source.from_record(source.to_record()) == source
     assert source.renewed(size=14, sha256=source.sha256).imported
-    plain = built("a").to_record()
-    plain.pop("imported", None)
-    assert not Source.from_record(plain).imported
 
 
-class TestLost:
-    @staticmethod
-    def given_up(shard: Shard) -> list[str]:
-        actions = decide(shard.state.situation(), 0.0)
-        return [one for action in actions for one in shard.apply(take(shard.state, action))]
-
-    def test_a_set_that_is_nowhere_is_passed_over(self, shard: Shard) -> None:
-        shard.source("import/web", "seen", imported=True)
-        assert self.given_up(shard) == ["write quarantined", "import_lost"]
-        assert shard.on_disk("import/web").reason == IMPORT_AGAIN
-        assert self.given_up(shard) == [], "said once"
-
-    def test_not_while_it_may_be_found(self, warm_shard: Shard) -> None:
-        source, state = warm_shard.source("import/web", "seen", imported=True), warm_shard.state
-        for disk in state.disks:
-            disk.published.add(state.key(source)[:16])
-            assert "import_lost" not in self.given_up(warm_shard)
-            disk.published.discard(state.key(source)[:16])
-        state.records.convicted[source.path] = Finding(SET_INVALID, "it is set aside")
-        assert "import_lost" not in self.given_up(warm_shard)
-        del state.records.convicted[source.path]
-        warm_shard.end("/warm-lister", Outcome("again", "gone"))
-        assert "import_lost" not in self.given_up(warm_shard)
+def test_a_set_that_is_nowhere_is_passed_over_and_that_is_said_once(shard: Shard) -> None:
+    shard.source("import/web", "seen", imported=True)
+    (action,) = decide(shard.state.situation(), 0.0)
+    assert shard.apply(take(shard.state, action)) == ["write quarantined", "content_gone"]
+    assert shard.on_disk("import/web").reason == "content_gone"
+    assert not decide(shard.state.situation(), 0.0)
 
 
 def with_import(site: Site, where: EndOfText | None) -> list[int]:
@@ -247,20 +209,6 @@ def test_a_set_of_an_earlier_import_is_proven_and_read(
         assert len(documents) == 40
         assert {document[edge] for document in documents} == {EOT}
     assert (found.manifest.books.documents, found.manifest.books.rows) == (40 if where else None, None)
-
-
-def test_books_of_what_is_not_known_say_null_and_nothing_else_passes() -> None:
-    books = Books(None, None, None, 5, None, 5, None, 0, None).to_mapping()
-    assert books["documents"] is None
-    assert not Books.from_mapping(books).flaw()
-    for wrong in (
-        {**books, "tokens": 6},
-        {**books, "dropped": {}},
-        {**books, "documents": 0},
-        {**books, "train": {"documents": 3, "tokens": 5}},
-        {**books, "rows": 0},
-    ):
-        assert Books.from_mapping(wrong).flaw()
 
 
 def test_a_manifest_must_say_that_it_is_imported_where_its_books_do(
