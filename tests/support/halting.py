@@ -52,7 +52,7 @@ if "stoker.checkpoints.sealer" in sys.orig_argv[1:4]:
 if sys.orig_argv[2:3] == ["import"]:
     from stoker.exchange import import_
     halt_after(import_, "convert", lambda call, *arguments: "converted")
-if "stoker.shards.build.build_worker" in sys.orig_argv[1:4]:
+if {"stoker.shards.build.build_worker", "support.line_worker"} & {*sys.orig_argv[1:4]}:
     from stoker.kit.workers.child import Report
     halt_after(
         Report,
