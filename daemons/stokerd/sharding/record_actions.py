@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
 LEAST_MISSED = 16  # named at once, to keep ahead of the builders as stage.queue_files does
-IMPORT_AGAIN = "its shard set is nowhere in this build any more; import it again"
 NO_FILE = "its shard set is gone, and no file has this content any more"
 
 _NOTHING_COMES = {
@@ -54,9 +53,8 @@ def take(state: State, action: Action) -> Iterator[Effect]:
         state.discard_parquet(source)
         yield event("source_released", path=path)
     elif action.kind == "give_up_content":
-        word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
-        yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))
-        yield event(word, path=path, reason=why)
+        yield Write(source.moved("quarantined", reason="content_gone"))
+        yield event("content_gone", path=path, reason=NO_FILE)
     elif action.kind == "duplicate":
         yield Write(source.moved("duplicate", reason=f"same content as {action.of}"))
         if source.state in ("staged", "building"):
