@@ -26,7 +26,7 @@ MOST_CHARS = 1 << 12  # of one document
 LARGE_BYTES = 512 << 20
 
 # Texts rare in prose, on which pre-tokenizers differ
-_MADE = 1500  # random texts; HF encodes them in some 20 ms
+_MADE = 400  # random texts; making and encoding them takes a builder some 30 ms
 _ODD = (
     "",
     " ",
