@@ -175,7 +175,7 @@ def _restore_formers(state: State) -> Iterator[Effect]:
 
 def _release_for_other_columns(state: State) -> Iterator[Effect]:
     """Starts over sources quarantined for a column that the configuration no longer reads."""
-    read = {state.pipeline.dataset.text_column, *filters_asked(state.pipeline).columns()}
+    read = {state.pipeline.dataset.column, *filters_asked(state.pipeline).columns()}
     for source in state.sources.in_state("quarantined"):
         if source.column is not None and source.column not in read:
             yield StartOver(source, f"it was quarantined for column {source.column!r}, which is not read now")
