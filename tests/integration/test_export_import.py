@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +115,23 @@ def test_what_is_exported_comes_back_from_an_import(form: str, drained: DataPipe
         eot = drained.pin().tokenizer.eot
         assert [token for row in found for token in row][: len(whole)] == whole
         assert {row.index(eot) - len(row) for row in found} == {-1}
+
+
+def test_what_was_imported_is_the_source_of_a_pipeline(drained: DataPipeline, tmp_path: Path) -> None:
+    do("export", "--format", "nanogpt", drained.file, tmp_path / "out")
+    data = make_pipeline(
+        tmp_path / "again",
+        dataset__tokens_column="tokens",
+        dataset__filters={},
+        tokenizer={"file": str(tokenizer_of(drained))},
+    )
+    data.source.rmdir()
+    do("import", tmp_path / "out", data.source, "--tokenizer", tokenizer_of(drained))
+    data.drain()
+    given = stream_of(drained, "train", *keys_of(drained))
+    found = [token for split in ("train", "val") for token in stream_of(data, split, *keys_of(data))]
+    assert Counter(found) == Counter(given)
+    assert do("audit", data.file, "--deep")
 
 
 def imported(data: DataPipeline, where: EndOfText | None = "after") -> Source:
