@@ -9,7 +9,11 @@ from pathlib import Path
 from stoker.kit.event_types import register
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy" / "systemd" / "README.md")
+PAGES = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "deploy" / "systemd" / "README.md",
+)
 _FENCED = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _BEFORE = re.compile(r"^(sudo (-u \w+ )?)?(\.venv/bin/)?")

@@ -19,7 +19,7 @@ class Fatal(StokerError):
 
 
 class Transient(StokerError):
-    """An error that passes: the caller backs off and tries again."""
+    """An error that passes: trying again later helps."""
 
     exit_code = 75
 
@@ -60,7 +60,10 @@ class NonFinite(Fatal):
 
 
 class StorageError(Fatal, OSError):
-    """A read or write failed; also an OSError, whose `errno` separates a full disk from a broken one."""
+    """A read or write failed.
+
+    It is also an OSError, whose `errno` separates a full disk from a broken one.
+    """
 
     exit_code = 74
 
