@@ -1,4 +1,4 @@
-"""What follows the end of a launch: a pure function, one table (repeated in docs/operating.md)."""
+"""What follows the end of a launch: a pure function, one table (repeated in docs/runs.md)."""
 
 from __future__ import annotations
 
