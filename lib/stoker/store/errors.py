@@ -108,5 +108,5 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
     except (FileNotFoundError, FileExistsError, StorageError):
         raise
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "look at the kernel's log and try again")
+        advice = _ADVICE.get(error.errno or 0, "check the kernel's log and try again")
         raise StorageError(f"cannot {action} {path}: {error.strerror}; {advice}", error.errno) from error
