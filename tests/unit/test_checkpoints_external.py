@@ -374,7 +374,7 @@ class TestWatching:
         # A trainer that began again from the start writes steps that are sealed already.
         ground.save("step-10.pt", b"another")
         ground.quiet(again)
-        assert "begin again" in ground.told("refused")[0]["reason"]
+        assert "start over" in ground.told("refused")[0]["reason"]
         assert len(ground.sealed) == 2
 
     def test_a_state_that_was_given_up_is_not_sealed_again(self, ground: Ground) -> None:

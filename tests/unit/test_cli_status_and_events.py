@@ -200,7 +200,7 @@ def test_a_stopped_daemon_has_no_speed() -> None:
     assert "tokens/s" not in text
     assert "time left" not in text
     assert "  train_supervisor   stopped, exit code 78" in text
-    assert "  stage_shard        stopped; it last said: 9 files built" in text
+    assert "  stage_shard        stopped; last status: 9 files built" in text
     assert "  run                main: was running when the supervisor ended" in text
     daemons["train_supervisor"]["body"] = {**RUN, "run_state": "finished", "finished": "steps"}
     lines = list(report_lines("mine", daemons))

@@ -75,10 +75,10 @@ class TestWords:
     def test_what_stands_still_says_why_and_not_when_it_ends(self) -> None:
         stuck = {
             **STATUS,
-            "trouble": "staging waits for room on hot: it takes 3 GiB; free some",
+            "trouble": "staging waits for space on hot: it takes 3 GiB; free some",
             "workers": {},
         }
-        assert "waits: staging waits for room on hot: it takes 3 GiB" in list(shard_parts(stuck))
+        assert "waits: staging waits for space on hot: it takes 3 GiB" in list(shard_parts(stuck))
         assert not any("left" in part for part in shard_parts(stuck))
 
     def test_status_shows_the_same_while_the_loop_runs(self) -> None:

@@ -200,7 +200,7 @@ class FolderSource(Source[Watched]):
         self.events.record("lister_failed", path=self.shown, reason=ended.reason())
         if self.context.once and self.state.retries.failures(LISTER) >= LOOK_TRIES_ONCE:
             raise UnavailableError(
-                f"the source folder {self.shown} cannot be looked at ({ended.reason()}); is its mount alive?"
+                f"the source folder {self.shown} cannot be read ({ended.reason()}); is its mount alive?"
             )
 
     # Requests

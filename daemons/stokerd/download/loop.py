@@ -51,7 +51,7 @@ FIGURES = (
     ),
     Figure("download_mismatches_total", "Files whose content was wrong.", "counted.mismatches"),
     Figure("download_worker_restarts_total", "Fetch workers that died or hung.", "counted.restarts"),
-    Figure("download_given_up", "Files that could not be brought.", "files.given_up"),
+    Figure("download_given_up", "Files that could not be fetched.", "files.given_up"),
     Figure(
         "download_rate_bytes_per_second",
         "Bytes each second made durable, or hashed in a folder.",

@@ -220,7 +220,7 @@ def summarize(state: State) -> int:
     if state.warm is not None and (behind := len(state.sources.unsynced)):
         left.append(f"{behind} not copied to warm")
     if stuck := [job.name for job in state.pool.jobs if job.abandoned]:
-        raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; look at the mount")
+        raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; check the mount")
     if (short := state.space.short.get("hot")) is not None:
         raise StorageError(f"{short}; free some space, then start again")
     state.context.log.info("drained", message=summary(state.sources.sums, left))

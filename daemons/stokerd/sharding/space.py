@@ -237,7 +237,7 @@ class Space:
         (what, needed), claimed = needs[0], self.claimed(size)
         floor = f" and {format_bytes(self.floor)} stays free (stage.free_floor)" if place == "hot" else ""
         self.short[place] = (
-            f"{what} waits for room on {place}: it takes {format_bytes(needed)}; "
+            f"{what} waits for space on {place}: it takes {format_bytes(needed)}; "
             f"{format_bytes(size.free_bytes)} of {format_bytes(size.total_bytes)} are free, "
             f"{format_bytes(claimed)} of that is claimed{floor}"
         )
@@ -275,4 +275,4 @@ def _unstage(state: State, first: Source) -> Iterator[Effect]:
     if spare and not state.is_linked:
         source = max(spare, key=lambda one: one.path)
         state.discard_parquet(source)
-        yield StartOver(source, f"{first.path} needs its room first")
+        yield StartOver(source, f"{first.path} needs its space first")

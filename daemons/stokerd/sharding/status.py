@@ -56,10 +56,10 @@ FIGURES = (
     ),
     Figure(
         "shard_parquet_bytes_per_second",
-        "Parquet bytes brought to their end each second.",
+        "Parquet bytes finished each second.",
         "parquet_bytes_per_second",
     ),
-    Figure("shard_parquet_left_bytes", "Bytes of parquet that wait for their end.", "bytes_left"),
+    Figure("shard_parquet_left_bytes", "Bytes of parquet that are not finished.", "bytes_left"),
     Figure("shard_eta_seconds", "Seconds until all sources came to their end.", "eta_s"),
     Figure(
         "shard_last_progress_timestamp_seconds", "Unix time at which sharding last got on.", "progress_at"
@@ -88,7 +88,7 @@ FIGURES = (
     Figure("worker_rss_bytes", "Bytes of the largest worker of an activity.", "largest.*", ACTIVITY),
     Figure("memory_ladder_step", "Rungs below the top of the memory ladder.", "memory.step"),
     Figure("builders_wanted", "How many builders may be at work.", "parallelism.builders"),
-    Figure("copies_wanted", "How many files may be brought to hot at once.", "parallelism.copies"),
+    Figure("copies_wanted", "How many files may be copied to hot at once.", "parallelism.copies"),
     Figure(
         "landing_unneeded_bytes",
         "Bytes of fetched files that nothing needs any more.",
@@ -99,7 +99,7 @@ FIGURES = (
     Figure(
         "quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", {"verdict": VERDICTS}
     ),
-    Figure("quarantine_dropped_total", "Things given up from quarantine.", "quarantine.dropped.*", KIND),
+    Figure("quarantine_dropped_total", "Items deleted from quarantine.", "quarantine.dropped.*", KIND),
     Figure("worker_ends_total", "Ends of workers and of their tasks.", "ends.*.*", ENDS),
     Figure("workers_recycled_total", "Builders ended at a commit point for their size.", "recycled"),
     Figure("shard_moved_bytes_total", "Bytes of sets moved.", "moved_bytes.*", {"move": tuple(MOVES)}),

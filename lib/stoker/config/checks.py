@@ -107,7 +107,7 @@ def notes(pipeline: Pipeline, horizon: int | None = None) -> list[Fault]:
 
 def _external_notes(external: External) -> list[Fault]:
     told = (
-        "without a glob only those checkpoints are sealed that the trainer tells by the client "
+        "without a glob only those checkpoints are sealed that the trainer reports by the client "
         "(stoker client); with none, each launch begins at the beginning"
     )
     return _broken([(not external.checkpoints, "train.external", told)])
@@ -275,10 +275,10 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
 
 
 NO_PLAN = (
-    "a trainer of your own reads no plan, so no windows can be skipped for it; write tell, or have it speak "
+    "an external trainer reads no plan, so no windows can be skipped for it; write tell, or have it speak "
     "all of the protocol (train.external.protocol: full)"
 )
-NO_WORDS = "has no words, or a quote without its end; write a program and its arguments, or null"
+NO_WORDS = "is empty, or has a quote without its end; write a program and its arguments, or null"
 
 
 def _words(train: Train) -> tuple[str, ...]:
@@ -291,12 +291,12 @@ def _words(train: Train) -> tuple[str, ...]:
 def _external(pipeline: Pipeline) -> Iterator[Rule]:
     """Yields the rules of an external trainer."""
     train, external = pipeline.train, pipeline.train.external
-    yield train.command == (), "train.command", "has no words; write a program and its arguments, or null"
-    alone = "is about a trainer of your own, and train.command names none; name it there, or remove this"
+    yield train.command == (), "train.command", "is empty; write a program and its arguments, or null"
+    alone = "is about an external trainer, and train.command names none; name it there, or remove this"
     yield external is not None and train.command is None, "train.external", alone
     if external is not None and external.protocol == "full":
         for key in ("step", "checkpoints", "quiet", "resume"):
-            of_client = "means nothing for protocol: full, by which the trainer tells it; remove it"
+            of_client = "means nothing for protocol: full, by which the trainer reports it; remove it"
             yield key in external.model_fields_set, f"train.external.{key}", of_client
     if (external := train.external_trainer) is None:
         return
@@ -310,9 +310,9 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
         unknown = set(re.findall(r"\{([^{}]*)\}", word)) - {"path", "step"}
         text = f"{{{', '.join(sorted(unknown))}}} is unknown; {{path}} and {{step}} are filled in"
         yield unknown, "train.external.resume", text
-    skips = "rollback skips windows of a plan, and a trainer of your own reads none; write tell"
+    skips = "rollback skips windows of a plan, and an external trainer reads none; write tell"
     yield pipeline.supervise.on_spike != "tell", "supervise.on_spike", skips
-    kept = "must be 0: nothing may leave hot while a trainer of your own reads it"
+    kept = "must be 0: nothing may leave hot while an external trainer reads it"
     evicts = pipeline.has_data and pipeline.warm is not None and pipeline.evict.target_free != 0
     yield evicts, "evict.target_free", kept
 

@@ -178,7 +178,7 @@ def _set_back(state: State, job: Job[BuildWork], source: Source) -> Iterator[Eff
         return
     reason = (
         f"its shard set needs more than the {format_bytes(growth.limit)} it may have on hot now; "
-        "it begins again once there is more room"
+        "it restarts once there is more space"
     )
     figures["room_bytes"] = growth.limit
     yield event("build_set_back", path=source.path, reason=reason, **figures)

@@ -205,7 +205,7 @@ def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[E
         state.retries.succeeded(f"{SUBJECT} {kept.name}")
     match verdict:
         case "good":
-            why = "by hand, without a look at it" if work.is_forced else "it decodes and hashes well now"
+            why = "by hand, without a check" if work.is_forced else "it decodes and hashes well now"
             reason = f"released from quarantine: {why}"
             state.records.convicted.pop(source.path, None)
             state.retries.succeeded(source.path)

@@ -78,7 +78,7 @@ def _look(root: Path, source: Source) -> Listed:
         found = list(look_through(root, Selection(source.include, source.exclude)))
     except OSError as error:
         raise UnavailableError(
-            f"the source folder {root} cannot be looked at: {error.strerror}; mount it or correct "
+            f"the source folder {root} cannot be read: {error.strerror}; mount it or correct "
             "dataset.source.path"
         ) from error
     seen = [RemoteFile(one.path, one.size, one.etag) for one in found if isinstance(one, FileSeen)]

@@ -142,7 +142,7 @@ def _checkpoint(path: Path) -> Finding:
 @verify.command(epilog="Example: stoker verify downloads /etc/stoker/fineweb.yaml --dispute")
 @pipeline_file
 @click.option("--dispute", is_flag=True, help="Ask the download watchdog to fetch wrong files again.")
-@click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")
+@click.option("--accept", metavar="PATH", help="Accept this file of a folder, found rotten, as it is.")
 def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
     """Hash FILE's source files against their receipts.
 
@@ -179,7 +179,7 @@ def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
         click.echo("interrupted")
         raise
     finally:
-        for line in (*check.summary(), *(f"note: {file} is damaged and was passed over" for file in damaged)):
+        for line in (*check.summary(), *(f"note: {file} is damaged and was skipped" for file in damaged)):
             click.echo(one_line(line))
     if check.counts["wrong"] or check.counts["missing"]:
         return EXITS["invalid"]
@@ -290,16 +290,16 @@ class Check:
         away = Counter(one.state.replace("_", " ") for one in self.receipts if not (one.usable or one.rotten))
         away["not reached"] = len(self.files) - self.counts.total()
         if any(away.values()):
-            yield f"not looked at: {counts(dict(sorted(away.items())))}"
+            yield f"not checked: {counts(dict(sorted(away.items())))}"
         if count := sum(receipt.state == "unproven" for receipt in self.receipts):
             such = f"{plural(count, 'file')} came without a length or a sum, unproven"
             yield f"note: {such}: nothing shows whether it is whole"
         if self.is_cached:
             yield "note: read through the page cache where the file system lets nothing past it"
         if self.disputed:
-            yield f"asked the download watchdog to bring {self.disputed:,} again; it acts when it runs"
+            yield f"asked the download watchdog to fetch {self.disputed:,} again; it acts when it runs"
         elif self.counts["wrong"] or self.counts["missing"]:
-            yield "with --dispute the download watchdog brings them again"
+            yield "with --dispute the download watchdog fetches them again"
 
 
 def _verdict(receipt: Receipt, result: Mapping[str, Any]) -> tuple[str, str]:

@@ -79,7 +79,7 @@ def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_user
         click.echo(f"warning: {one_line(warning)}", err=True)
     if pipeline.train.command is not None and not is_users:
         score = exposure(unit_name(TRAIN_SUPERVISOR, pipeline.name), texts[TRAIN_SUPERVISOR])
-        click.echo(f"with a trainer of your own: {score}", err=True)
+        click.echo(f"with an external trainer: {score}", err=True)
     if asked == "write":
         context.exit(_write(texts, places))
     if asked == "check":

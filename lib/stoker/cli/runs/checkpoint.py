@@ -111,4 +111,4 @@ def _words(row: Mapping[str, Any]) -> Iterator[str]:
     if not row["is_step_known"]:
         yield "its step is unknown"
     if not row["in_history"]:
-        yield "given up by a rollback"
+        yield "abandoned by a rollback"

@@ -189,7 +189,7 @@ class FileFetch:
 
     def _fetch(self, caller: Caller) -> None:
         if self._part.size and not resume_offset(self._part.kept, self.file, self._part.size):
-            self._restart("nothing would tell that the rest is of the same content")
+            self._restart("nothing would show that the rest is of the same content")
         kept = self._part.kept
         with caller.open(self.file.url, kept.offset, kept.validator) as (answer, chunks):
             try:

@@ -199,7 +199,7 @@ def client_does_not_start(error: Exception) -> UnavailableError:
     if isinstance(error, httpx2.InvalidURL):  # which may quote a piece of the password
         said = "the address of a proxy cannot be read (# / ? @ in its password are written %23 %2F %3F %40)"
     return UnavailableError(
-        f"the HTTP client does not start: {said}; look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
+        f"the HTTP client does not start: {said}; check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
     )
 
 
@@ -209,7 +209,7 @@ def advice(error: Exception, url: str) -> str:
     if proxy := proxy_of(url):
         text = f" (through the proxy {proxy})"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        text += "; set SSL_CERT_FILE if server or proxy have a certificate of your own, and look at the clock"
+        text += "; set SSL_CERT_FILE if server or proxy have a certificate of your own, and check the clock"
     return text
 
 
