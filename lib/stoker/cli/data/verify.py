@@ -217,7 +217,7 @@ class Check:
         Its files must not be called missing, still less be disputed.
         """
         root = self.pipeline.source_root
-        mark = root if self.pipeline.dataset.source.kind == "folder" else root / PARTS
+        mark = root / PARTS if self.pipeline.dataset.source.spec.is_fetched else root
         if not mark.is_dir():
             raise UnavailableError(f"{mark} is not there although files are receipted in it; mount the disk")
 

@@ -1,125 +1,45 @@
-"""Worker: lists a fetched source, at a hub's commit or from a list of URLs.
+"""Worker: lists a repository of a hub at a commit. See `listing`.
 
-For a hub it imports huggingface_hub, without telemetry and xet. It sends each request once: the daemon makes
-the pauses. It is silent while a hub, or the disk of a list, does not answer.
+It imports huggingface_hub, without telemetry and xet. It sends each request once: the daemon makes the
+pauses. It is silent while the hub does not answer.
 
-task: {"include": [...], "exclude": [...],
-       "known": the revision of an earlier listing or null; while it is the present one, no file is listed,
-       "hub": {"repo", "repo_type", "endpoint"}, "token_file", "revision",
-       "pinned": the commit to list, or null for what `revision` means now,
-       "file": the list of URLs, where `hub` is null,
-       "settle_s": a changed list counts once it was not written to for so long}
-messages: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and then, and, as often as needed,
-    {"kind": "files", "files": [[path, size, sha256, git blob name, url]]}, with null where size, sum or name
-    is not known, in no order promised
-result: {"status": "listed", "revision", "files", "refused": [[path, reason]], "refused_in_all"},
-    {"status": "unchanged", "revision"},
-    {"status": "failed", "class", "reason", "retry_after_s"}: class is one of gated,
-    unauthorized, forbidden, missing, vanished, refused, offline (nothing that a second try would change),
-    throttled, server, connect, stalled, broken (to be tried again, after retry_after_s where the hub says so)
-    and list (the list of URLs cannot be read, or has wrong lines, with their numbers)
-The revision of a list of URLs is the sha256 of its bytes.
+task, besides: {"hub": {"repo", "repo_type", "endpoint"}, "token_file", "revision",
+    "pinned": the commit to list, or null for what `revision` means now}
+messages, besides: {"kind": "pinned", "revision"}, {"kind": "reading", "files"} now and then
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.corpus.http.hub import HubRepo, explain, hub_token, is_commit, origin
-from stoker.corpus.http.remote_file import MOST_LIST_BYTES, clashes, printable, read_urls, unsafe
+from stoker.corpus.http.remote_file import clashes, printable, unsafe
 from stoker.corpus.http.retry_rules import Answer, FetchFailed, refusal
 from stoker.corpus.source.folder import Selection
-from stoker.kit.workers.child import Report, run_worker
-from stoker.store.errors import ConfigError
+from stoker.corpus.source.listing import FILES_A_MESSAGE, Row, report_files, run_lister, unchanged
+from stoker.kit.workers.child import Report
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_FILES_A_MESSAGE = 500  # well below a message's size limit for names of any length
-_REFUSED_SHOWN = 100
 _CONNECT_S, _READ_S = 20.0, 30.0
 _AGENT = "stoker"
 
-Row = tuple[str, int | None, str | None, str | None, str]
 
-
-def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    selection = Selection(task["include"], task["exclude"])
-    try:
-        return (_list_urls if task["hub"] is None else _list_hub)(task, selection, report)
-    except FetchFailed as failure:
-        return failure.result()
-
-
-def _unchanged(revision: str) -> dict[str, Any]:
-    return {"status": "unchanged", "revision": revision}
-
-
-def _listed(
-    report: Report, revision: str, files: Sequence[Row], refused: Sequence[tuple[str, str]] = ()
-) -> dict[str, Any]:
-    """Reports the files in batches; returns the worker's result."""
-    for start in range(0, len(files), _FILES_A_MESSAGE):
-        report("files", files=files[start : start + _FILES_A_MESSAGE])
-    shown = {"refused": list(refused[:_REFUSED_SHOWN]), "refused_in_all": len(refused)}
-    return {"status": "listed", "revision": revision, "files": len(files), **shown}
-
-
-# A list of URLs
-
-
-def _list_urls(task: dict[str, Any], selection: Selection, report: Report) -> dict[str, Any]:
-    file, known = Path(task["file"]), task["known"]
-    try:
-        text, revision = _read(file)
-        if known and (revision == known or _is_written(file, task["settle_s"])):
-            return _unchanged(known)
-        named = read_urls(text, str(file))
-    except OSError as error:
-        why = f"{file} cannot be read: {error.strerror}; mount its disk, or correct dataset.source.urls_file"
-        raise FetchFailed("list", why) from error
-    except ConfigError as error:
-        raise FetchFailed("list", str(error)) from error
-    chosen = [each for each in named if selection.takes(each.path)]
-    rows = [(each.path, each.size, each.sha256, each.git, each.url) for each in chosen]
-    return _listed(report, revision, rows)
-
-
-def _is_written(file: Path, settle_s: float) -> bool:
-    """Whether the list may still be being written: half a list would drop files in progress."""
-    return 0 <= time.time() - file.stat().st_mtime < settle_s
-
-
-def _read(file: Path) -> tuple[str, str]:
-    with file.open("rb") as stream:
-        data = stream.read(MOST_LIST_BYTES + 1)
-    if len(data) > MOST_LIST_BYTES:
-        raise ConfigError(f"{file} is larger than {MOST_LIST_BYTES} bytes; split it over several datasets")
-    try:
-        return data.decode(), hashlib.sha256(data).hexdigest()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text: {error}") from error
-
-
-# A hub's repository
-
-
-def _list_hub(task: dict[str, Any], selection: Selection, report: Report) -> dict[str, Any]:
+def listed(task: dict[str, Any], selection: Selection, report: Report) -> dict[str, Any]:
     hub = _Hub(HubRepo(**task["hub"]), hub_token(task["token_file"]))
     commit = task["pinned"] or hub.commit(task["revision"])
     if commit == task["known"]:
-        return _unchanged(commit)
+        return unchanged(commit)
     report("pinned", revision=commit)
     good: list[Row] = []
     refused: list[tuple[str, str]] = []
     for number, row in enumerate(hub.files(commit), 1):
-        if number % _FILES_A_MESSAGE == 0:
+        if number % FILES_A_MESSAGE == 0:
             report("reading", files=number)  # so that a long listing does not look like a hang
         if reason := unsafe(row[0]):
             # Reported even if not selected: a name made to deceive may match or not.
@@ -128,7 +48,7 @@ def _list_hub(task: dict[str, Any], selection: Selection, report: Report) -> dic
             good.append(row)
     clashing = clashes([row[0] for row in good])
     refused += [(printable(path), reason) for path, reason in clashing.items()]
-    return _listed(report, commit, [row for row in good if row[0] not in clashing], refused)
+    return report_files(report, commit, [row for row in good if row[0] not in clashing], refused)
 
 
 class _Hub:
@@ -236,4 +156,4 @@ def _failures(where: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    run_worker(main, stop_anywhere=True)
+    run_lister(listed)
