@@ -53,7 +53,7 @@ if sys.orig_argv[2:3] == ["import"]:
     from stoker.shards.exchange import import_set
     for word, function in (("copied", "_copy"), ("claimed", "_note"), ("published", "publish_dir")):
         halt_after(import_set, function, lambda call, *arguments, word=word, **named: word)
-if "stoker.shards.build.build_worker" in sys.orig_argv[1:4]:
+if {"stoker.shards.build.build_worker", "support.line_worker"} & {*sys.orig_argv[1:4]}:
     from stoker.kit.workers.child import Report
     halt_after(
         Report,

@@ -147,6 +147,7 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
         "  launches           3",
     ):
         assert line in text.splitlines(), text
+    assert text.index("\nrun\n") < text.index("\ndata\n"), "what matters most comes first"
 
 
 def test_a_terminal_gets_the_status_folded_and_coloured_by_state() -> None:
@@ -324,6 +325,16 @@ def test_a_download_tells_how_far_it_is_in_all_and_file_by_file() -> None:
 def test_what_nothing_vouches_for_is_hashed_and_not_verified(more: dict[str, Any], said: str) -> None:
     lines = "\n".join(report_lines("p", {**nothing(), "download_watchdog": told_by({**DOWNLOAD, **more})}))
     assert said in lines
+
+
+@pytest.mark.parametrize(
+    ("steps_from", "said"),
+    [("nanoGPT", "read from its output as nanoGPT"), ("nothing", "no step recognised in its output: set ")],
+)
+def test_a_trainer_whose_output_is_read_has_a_row_that_says_as_what(steps_from: str, said: str) -> None:
+    body = {**RUN, "steps_from": steps_from}
+    lines = list(report_lines("p", {**nothing(), "train_supervisor": told_by(body)}))
+    assert any(line.startswith(f"  steps              {said}") for line in lines), lines
 
 
 def test_a_run_without_data_shows_its_supervisor_alone(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.corpus.readers.finding import SET_INVALID, Finding
 from stoker.corpus.records.dataset import DatasetPin, read_pin, write_pin
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Listing
@@ -19,7 +20,6 @@ from stoker.corpus.schedule.decide import decide
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Situation
 from stoker.corpus.staging.disk_contents import set_bytes
-from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.shards.audit.record_audit import Records, record_findings
 from stoker.shards.exchange.import_set import import_place
 from stokerd.sharding.record_actions import IMPORT_AGAIN, take

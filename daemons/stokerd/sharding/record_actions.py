@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import (
     DOWNLOAD_FAILED,
@@ -16,7 +17,6 @@ from stoker.corpus.records.sources import (
 )
 from stoker.corpus.schedule.decide import demand_of
 from stoker.corpus.schedule.state import Action, Situation
-from stoker.corpus.staging.finding import Finding
 from stoker.shards.format.pinned import filters_asked
 from stoker.store.layout import record_name
 from stokerd.sharding.activities.moves import keep_hot

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt, listing_reader, read_demand
 from stoker.corpus.records.record_dir import RecordDir
 from stoker.corpus.records.sources import Source, read_sources
 from stoker.corpus.schedule.decide import differs, may_be_demanded
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.daemon import DaemonContext
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import STAGE_SHARD

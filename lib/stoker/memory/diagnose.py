@@ -73,7 +73,7 @@ class _Texts:
 
     def tokenizer(self, given: Path | None) -> bytes:
         """Counts the documents, and returns the tokenizer given, or one trained on the first of them."""
-        from stoker.corpus.staging.finding import BadParquet
+        from stoker.corpus.readers.finding import BadFile
         from stoker.shards.tokenize.tokenizer import examine_tokenizer, train_tokenizer
 
         if given is not None:
@@ -81,7 +81,7 @@ class _Texts:
             examine_tokenizer(data, str(given))
         try:
             first = list(self._first())
-        except BadParquet as error:
+        except BadFile as error:
             raise DataError(f"{self._parquet}: {error}") from error
         if not self.documents:
             raise DataError(f"{self._parquet} holds no text in its column {self._text_column!r}")
@@ -89,10 +89,10 @@ class _Texts:
 
     def _first(self) -> Iterator[list[str]]:
         """Yields texts to train on, and counts on."""
-        from stoker.shards.build.parquet import ParquetText
+        from stoker.corpus.readers.reader import reader_of
 
         size = 0
-        for batch in ParquetText(self._parquet, self._text_column).batches():
+        for batch in reader_of(self._parquet).open_rows(self._parquet, self._text_column).batches():
             texts = [text for text in batch.texts if text is not None]
             if size < TRAIN_BYTES:
                 yield texts

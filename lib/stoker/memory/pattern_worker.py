@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.readers.reader import reader_of
 from stoker.kit.workers.child import Report, paced, run_worker
 from stoker.memory.memory_patterns import ACCUMULATE, READ, RELEASE
 from stoker.shards.build.memory_use import give_back, resident_bytes
-from stoker.shards.build.parquet import ParquetText
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import reload_tokenizer
 
@@ -48,8 +48,8 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def _texts(task: dict[str, Any]) -> Iterator[list[str]]:
     """Yields the documents, batch by batch."""
-    left = int(task["documents"])
-    for batch in ParquetText(Path(task["parquet"]), task["text_column"]).batches():
+    left, parquet = int(task["documents"]), Path(task["parquet"])
+    for batch in reader_of(parquet).open_rows(parquet, task["text_column"]).batches():
         yield [text for text in batch.texts if text is not None][:left]
         left -= batch.rows - batch.texts.count(None)
         if left <= 0:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stoker.corpus.readers.finding import SET_INVALID, Finding
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Attempt, Outcome, convicted
 from stoker.corpus.staging.disk_contents import Growth
-from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.kit.workers.pool import Activity, Job
 from stoker.observe.ledger import LOOK_S, Place
 from stoker.observe.machine import MemoryFacts

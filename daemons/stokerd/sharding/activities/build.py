@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.units import format_bytes
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import EXCEEDS_DISK, KEY16, PUBLISHED, Books, Source
 from stoker.corpus.schedule.outcome import READ_ROWS, SMALLEST, Outcome
 from stoker.corpus.staging.disk_contents import AGAIN, FILES_BYTES, decide_growth
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.requests import Request
 from stokerd.sharding.activities import base

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from stoker.corpus.readers.finding import SET_INVALID
 from stoker.corpus.records.sources import KEY16
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.finding import SET_INVALID
 from stoker.kit.workers.pool import Job
 from stoker.shards.format.pinned import filters_asked
 from stoker.store.layout import record_name

@@ -17,10 +17,10 @@ from stoker.corpus.quarantine.directory import (
     read_quarantine,
     refusal,
 )
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout

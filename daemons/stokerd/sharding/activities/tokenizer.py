@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.config.load import refuse
 from stoker.config.schema import Limit
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.dataset import (
     DatasetPin,
     Slice,
@@ -22,7 +23,6 @@ from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Listing
 from stoker.corpus.records.sources import PUBLISHED, TERMINAL
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import Job
 from stoker.shards.format.identity import build_id, set_key

@@ -23,9 +23,9 @@ from stoker.corpus.quarantine.directory import (
     read_quarantine,
     refusal,
 )
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Activity
 from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.errors import UsageError

@@ -19,8 +19,9 @@ from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.landing import PARTS
+from stoker.corpus.readers.reader import reader_of
+from stoker.corpus.readers.table import READERS
 from stoker.corpus.records.receipts import Receipt, read_receipts
-from stoker.corpus.staging.preflight import preflight
 from stoker.kit.terminal import Footer
 from stoker.kit.workers.pool import Activity
 from stoker.shards.exchange.export_sets import find_sets
@@ -71,7 +72,8 @@ def parquet(paths: tuple[Path, ...], text_column: str) -> int:
     """
 
     def below(path: Path) -> list[Path]:
-        return sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+        found = (file for suffix in READERS for file in path.rglob(f"*{suffix}"))
+        return sorted(found) if path.is_dir() else [path]
 
     return _report(paths, below, lambda path: _parquet(path, text_column))
 
@@ -123,7 +125,7 @@ def _proven(proof: Any, remarks: list[str]) -> Finding:
 
 def _parquet(path: Path, text_column: str) -> Finding:
     try:
-        flaw = preflight(path, text_column, decode=True)
+        flaw = reader_of(path).preflight(path, text_column, decode=True)
     except OSError as error:
         return "unreadable", str(error), ()
     if flaw is None:

@@ -14,6 +14,7 @@ from stoker.cli.pipeline.beside import whole_run
 from stoker.config.checks import Fault, vocabulary
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_count
+from stoker.corpus.readers.table import READERS
 from stoker.supervise.run.gates import DataInView, gate_wants, start_gate
 
 CORE_FLOPS, GPU_FLOPS = 30e9, 100e12  # sustained while training: 32-bit on a core, bfloat16 on a large GPU
@@ -56,8 +57,9 @@ def _tokens(pipeline: Pipeline) -> int:
 def _other_files(pipeline: Pipeline) -> Iterator[Fault]:
     for glob in pipeline.dataset.source.include:
         suffix = PurePosixPath(glob).suffix
-        if suffix[1:].isalnum() and suffix != ".parquet":
-            why = f"{glob!r} takes files that end in {suffix}: only parquet can be read"
+        if suffix[1:].isalnum() and suffix not in READERS:
+            can = " and ".join(reader[1:] for reader in READERS)
+            why = f"{glob!r} takes files that end in {suffix}: only {can} can be read"
             yield Fault(("dataset", "source", "include"), f"{why}, the rest is quarantined")
 
 

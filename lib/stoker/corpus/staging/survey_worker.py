@@ -12,8 +12,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.readers.reader import reader_of
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
-from stoker.corpus.staging.preflight import open_parquet, preflight
 from stoker.kit.workers.child import ALIVE_EVERY_S, Report, paced, run_worker
 
 ENOUGH = 20  # footers, where one of them has the text column
@@ -53,7 +53,8 @@ def survey(task: dict[str, Any], report: Report) -> dict[str, Any]:
 def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> None:
     """Adds a file's footer to what was seen."""
     text = task["text_column"]
-    found = preflight(path, text, task["columns"])
+    reader = reader_of(path)
+    found = reader.preflight(path, text, task["columns"])
     if found is not None and found.reason not in ("missing_column", "column_type"):
         return
     seen["looked"] += 1
@@ -62,18 +63,7 @@ def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> 
     if found is None or found.column != text:
         seen["with_text"] += 1
         seen["looked_bytes"] += size
-        seen["text_bytes"] += _text_bytes(path, text)
-
-
-def _text_bytes(path: Path, column: str) -> int:
-    with open_parquet(path) as file:
-        metadata = file.metadata
-    return sum(
-        chunk.total_uncompressed_size
-        for group in map(metadata.row_group, range(metadata.num_row_groups))
-        for chunk in map(group.column, range(metadata.num_columns))
-        if chunk.path_in_schema == column
-    )
+        seen["text_bytes"] += reader.text_bytes(path, text)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.readers.reader import reader_of
 from stoker.corpus.staging.stage_worker import Wanted, bring, why_away
 from stoker.kit.workers.child import give_way, heartbeat, run_worker
 from stoker.store.direct import FileHash, hash_file
@@ -50,7 +50,7 @@ def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
     assert path is not None  # it was hashed
     if task["decode"]:
         pa.set_cpu_count(1)
-        flaw = preflight(
+        flaw = reader_of(path).preflight(
             path, task["text_column"], task["columns"], decode=True, progress=say, past_cache=True
         )
         if flaw is not None:

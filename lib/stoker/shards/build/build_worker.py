@@ -20,7 +20,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.corpus.staging.finding import BadParquet
+from stoker.corpus.readers.finding import BadFile
+from stoker.corpus.readers.reader import reader_of
 from stoker.kit.lock import hold_directory
 from stoker.kit.workers.child import Report, run_worker
 from stoker.shards.build.builder import Build, BuildTask, EncodeThread, NoRoom
@@ -58,7 +59,7 @@ def _result(task: BuildTask, report: Report) -> dict[str, Any]:
         return _build(task, report)
     except NoRoom:
         result: dict[str, Any] = {"status": "outgrown"}
-    except BadParquet as error:
+    except BadFile as error:
         result = {"status": "bad", **error.finding.fields()}
         if not still_staged(task.parquet, task.source_sha256, report):
             # A parquet linked from the source can change during the read: that is no finding on the staged
@@ -69,6 +70,7 @@ def _result(task: BuildTask, report: Report) -> dict[str, Any]:
 
 
 def _build(task: BuildTask, report: Report) -> dict[str, Any]:
+    reader_of(task.parquet)  # loaded now, so that it counts as loaded and not as the text's
     kept = _engines_for(task)
     if task.engine != HF_TOKENIZERS:
         report("phase", phase="check_engine")

@@ -39,7 +39,7 @@ class Finding:
         return {"reason": self.reason, **place, "detail": self.detail[:_DETAIL_CHARS], **self.figures}
 
 
-class BadParquet(DataError):
+class BadFile(DataError):
     """Raised for a file whose content is wrong."""
 
     def __init__(

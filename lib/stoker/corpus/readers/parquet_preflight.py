@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.corpus.staging.finding import BadParquet, Finding
+from stoker.corpus.readers.finding import BadFile, Finding
 from stoker.kit.workers.child import ALIVE_EVERY_S, paced
 from stoker.store.direct import PastCacheFile
 from stoker.store.errors import Transient
@@ -81,7 +81,7 @@ def preflight(
                     for _ in decode_group(path, file, group, text_column, columns):
                         alive(group)
                     progress(group + 1)
-    except BadParquet as found:
+    except BadFile as found:
         return found.finding
     return None
 
@@ -90,7 +90,7 @@ def preflight(
 
 
 def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
-    """Opens the file and reads its footer; raises BadParquet for a bad footer, OSError for a failed read.
+    """Opens the file and reads its footer; raises BadFile for a bad footer, OSError for a failed read.
 
     A MemoryError is about this machine and not about the file.
     """
@@ -100,7 +100,7 @@ def open_parquet(path: Path, *, past_cache: bool = False) -> pq.ParquetFile:
         file = _bounded(PastCacheFile(path) if past_cache else path)
         file.schema_arrow  # noqa: B018 - an error it raises belongs to the footer
     if footer_bytes - file.metadata.serialized_size == _SIGNATURE_BYTES:
-        raise BadParquet("encrypted", "its footer is signed: it has encrypted columns")
+        raise BadFile("encrypted", "its footer is signed: it has encrypted columns")
     return file
 
 
@@ -118,7 +118,7 @@ def _bounded(source: Path | PastCacheFile, **options: Any) -> pq.ParquetFile:
 
 @contextmanager
 def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
-    """Turns the reader's errors into BadParquet; errors of the system or of memory pass unchanged.
+    """Turns the reader's errors into BadFile; errors of the system or of memory pass unchanged.
 
     Arrow raises OSError for both: with an errno where the system failed, without an errno where decoding
     failed.
@@ -128,7 +128,7 @@ def telling(reason: Callable[[Exception], str], **place: Any) -> Iterator[None]:
     except (pa.ArrowException, ValueError, LookupError, OverflowError, OSError) as error:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
             raise
-        raise BadParquet(reason(error), str(error), **place) from error
+        raise BadFile(reason(error), str(error), **place) from error
 
 
 def _shown(data: bytes) -> str:
@@ -139,21 +139,21 @@ def _shown(data: bytes) -> str:
 def _check_ends(file: Any, size: int) -> int:
     """Checks both magics and returns the length of the footer."""
     if size == 0:
-        raise BadParquet("zero_bytes", "the file is empty")
+        raise BadFile("zero_bytes", "the file is empty")
     head = file.read(4)
     file.seek(-min(8, size), os.SEEK_END)
     end = file.read(8)
     tail, length = end[-4:], int.from_bytes(end[:4], "little")
     if _MAGIC_ENCRYPTED in (head, tail):
-        raise BadParquet("encrypted", "the footer is encrypted; Stoker reads plain parquet")
+        raise BadFile("encrypted", "the footer is encrypted; Stoker reads plain parquet")
     if head != _MAGIC:
-        raise BadParquet("not_parquet", f"it begins with {_shown(head)}, not {_shown(_MAGIC)}")
+        raise BadFile("not_parquet", f"it begins with {_shown(head)}, not {_shown(_MAGIC)}")
     if tail != _MAGIC or size < _SMALLEST:
-        raise BadParquet("truncated", f"it ends with {_shown(tail)} after {size} bytes, not {_shown(_MAGIC)}")
+        raise BadFile("truncated", f"it ends with {_shown(tail)} after {size} bytes, not {_shown(_MAGIC)}")
     if length > size - _SMALLEST:
-        raise BadParquet("footer_absurd", f"a footer of {length} bytes in a file of {size}")
+        raise BadFile("footer_absurd", f"a footer of {length} bytes in a file of {size}")
     if length > FOOTER_BYTES:
-        raise BadParquet("footer_absurd", f"a footer of {length} bytes; {FOOTER_BYTES} are read at most")
+        raise BadFile("footer_absurd", f"a footer of {length} bytes; {FOOTER_BYTES} are read at most")
     return length
 
 
@@ -189,7 +189,7 @@ def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
         if min(bounds) < limit or psutil.virtual_memory().available < FOOTER_MEMORY_BYTES:
             raise MemoryError(f"no memory to read a footer of {footer_bytes} bytes") from error
         most = f"more than {FOOTER_MEMORY_BYTES >> 20} MiB of memory"
-        raise BadParquet("footer_absurd", f"a footer of {footer_bytes} bytes takes {most}") from error
+        raise BadFile("footer_absurd", f"a footer of {footer_bytes} bytes takes {most}") from error
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
@@ -198,23 +198,23 @@ def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
 
 
 def check_schema(schema: pa.Schema, text_column: str, columns: Mapping[str, str]) -> None:
-    """Raises BadParquet unless the schema has each column once, with values of its kind."""
+    """Raises BadFile unless the schema has each column once, with values of its kind."""
     for column, kind in ((text_column, "text"), *columns.items()):
         found = len(schema.get_all_field_indices(column))
         if found > 1:
-            raise BadParquet("ambiguous_column", f"{found} columns are called {column!r}", None, column)
+            raise BadFile("ambiguous_column", f"{found} columns are called {column!r}", None, column)
         if not found:
             has = ", ".join(schema.names[:20])
-            raise BadParquet("missing_column", f"no single column {column!r}; it has: {has}", None, column)
+            raise BadFile("missing_column", f"no single column {column!r}; it has: {has}", None, column)
         type_ = schema.field(column).type
         values = type_.value_type if pa.types.is_dictionary(type_) else type_
         if not any(holds(values) for holds in _TYPES[kind]):
-            raise BadParquet("column_type", f"{column!r} is {type_}, not {kind}", None, column)
+            raise BadFile("column_type", f"{column!r} is {type_}, not {kind}", None, column)
 
 
 def _check_footer(footer: pq.FileMetaData, size: int) -> None:
     if footer.num_rows == 0:
-        raise BadParquet("no_rows", "the file has a schema but not one row")
+        raise BadFile("no_rows", "the file has a schema but not one row")
     _check_sane(footer.num_rows, "rows in all")
     rows = 0
     for group in range(footer.num_row_groups):
@@ -225,7 +225,7 @@ def _check_footer(footer: pq.FileMetaData, size: int) -> None:
             for index in range(metadata.num_columns):
                 _check_chunk(metadata.column(index), size, group)
     if rows != footer.num_rows:
-        raise BadParquet(
+        raise BadFile(
             "footer_inconsistent", f"row groups hold {rows} rows, the footer says {footer.num_rows}"
         )
 
@@ -239,14 +239,14 @@ def _check_chunk(chunk: pq.ColumnChunkMetaData, size: int, group: int) -> None:
     # A row group without rows has no pages, and writers record any offset for it.
     if chunk.num_values and (start < _FIRST_BYTE or end < start or end > size):
         detail = f"bytes {start} to {end} of a file of {size}"
-        raise BadParquet("footer_inconsistent", detail, group, column)
+        raise BadFile("footer_inconsistent", detail, group, column)
     _check_sane(chunk.num_values, "values", group, column)
     _check_sane(chunk.total_uncompressed_size, "bytes unpacked", group, column)
 
 
 def _check_sane(value: int, what: str, group: int | None = None, column: str | None = None) -> None:
     if not 0 <= value <= _MOST:
-        raise BadParquet("footer_absurd", f"{value} {what}", group, column)
+        raise BadFile("footer_absurd", f"{value} {what}", group, column)
 
 
 # The rows
@@ -259,7 +259,7 @@ def decode_group(
     wanted = list(dict.fromkeys((text_column, *columns)))
     try:
         yield from _decode(path, file, group, wanted, text_column)
-    except BadParquet as first:
+    except BadFile as first:
         for column in wanted:
             yield from _decode(path, file, group, [column], text_column)
         raise Transient(f"row group {group} did not decode ({first}), but does when read again") from first
@@ -288,7 +288,7 @@ def _check_text(values: pa.Array, group: int, row: int, text_column: str) -> Non
         values.cast(pa.large_string()).validate(full=True)
     except pa.ArrowInvalid as error:
         where = f"rows {row} to {row + len(values) - 1}: {error}"
-        raise BadParquet("invalid_utf8", where, group, text_column) from error
+        raise BadFile("invalid_utf8", where, group, text_column) from error
 
 
 def longest_entry(path: Path, metadata: pq.FileMetaData, group: int, column: str) -> int:

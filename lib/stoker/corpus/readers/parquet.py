@@ -7,8 +7,6 @@ Only a second failure there means bad content; a failed read is a storage error,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -18,61 +16,31 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.corpus.staging.finding import BadParquet
-from stoker.corpus.staging.preflight import check_schema, decode_group, longest_entry, open_parquet, telling
+from stoker.corpus.readers.finding import BadFile
+from stoker.corpus.readers.parquet_preflight import (
+    check_schema,
+    decode_group,
+    longest_entry,
+    open_parquet,
+    preflight,
+    telling,
+)
+from stoker.corpus.readers.reader import Batch
 from stoker.store.errors import Transient, storage_errors
 
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
 MOST_GROWTH, LEAST_GROWN = 8, 100  # times `read_rows`, where that is at least 100
 BATCH_BYTES = 16 << 20  # of text that many rows share, in a batch
+PREVIEW_ROWS = 250  # in a table of a preview
+
+__all__ = ["ParquetRows", "open_rows", "preflight", "tables", "text_bytes"]  # the functions of a reader
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Consecutive rows of one row group."""
-
-    row_group: int
-    row: int  # the first row's place in the row group
-    columns: pa.RecordBatch  # the text column and the columns that filters read
-    texts: Sequence[str | None]
-    utf8: Sequence[memoryview]  # views of the texts' bytes in Arrow's buffer, empty for null
-
-    @property
-    def rows(self) -> int:
-        return len(self.texts)
-
-    @cached_property
-    def present(self) -> npt.NDArray[np.bool_]:
-        """Which rows have a text; shape (rows,)."""
-        if None not in self.texts:
-            return np.ones(self.rows, dtype=bool)
-        return np.array([text is not None for text in self.texts], dtype=bool)
-
-    @cached_property
-    def chars(self) -> npt.NDArray[np.int64]:
-        """Each row's length in Unicode code points, 0 for null; shape (rows,)."""
-        return np.array([len(text or "") for text in self.texts], dtype=np.int64)
-
-    def from_row(self, row: int) -> Batch:
-        """Returns the rest of the batch from this row of its row group on."""
-        skip = max(0, row - self.row)
-        if not skip:
-            return self
-        return Batch(
-            self.row_group,
-            self.row + skip,
-            self.columns.slice(skip),
-            self.texts[skip:],
-            self.utf8[skip:],
-        )
-
-
-class ParquetText:
+class ParquetRows:
     """A parquet file's text column and the further columns named, in batches.
 
     A batch is `read_rows` rows of some four kilobytes, fewer where rows are longer, and more where a row
-    group before showed that they are shorter. Raises BadParquet for wrong content, StorageError where the
-    file cannot be read, Transient where a second reading contradicts the first.
+    group before showed that they are shorter.
     """
 
     def __init__(
@@ -91,17 +59,23 @@ class ParquetText:
         self._seen = 0.0  # bytes of text a row, in the last row group read
         check_schema(self._file.schema_arrow, text_column, columns)
 
+    @property
+    def groups(self) -> Sequence[int]:
+        return [group for group, rows in enumerate(self.group_rows) if rows]
+
+    def after(self, batch: Batch) -> tuple[int, int]:
+        end = batch.row + batch.rows
+        at_end = end == self.group_rows[batch.row_group]
+        return (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
+
     def row_numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Returns the row number of each row of a batch in the file, counted from 0 over all row groups."""
         first = self._rows_before[batch.row_group] + batch.row
         return np.arange(first, first + batch.rows)
 
     def read_up_to(self, row_group: int) -> int:
-        """Returns how many bytes, from the file's first, are not read again after this row group."""
         return self._begin_of_rest[row_group + 1]
 
     def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
-        """Yields every batch from this row of this row group on."""
         for group in range(row_group, len(self.group_rows)):
             skip = row if group == row_group else 0
             batches = self._decode(group)
@@ -110,7 +84,7 @@ class ParquetText:
                 try:
                     with storage_errors("read", self.path), telling(lambda _: "page_corrupt"):
                         batch = next(batches, None)
-                except BadParquet as error:
+                except BadFile as error:
                     self._convict(group, error)
                 if batch is None:
                     break
@@ -121,7 +95,7 @@ class ParquetText:
         with storage_errors("read", self.path):
             try:
                 return open_parquet(self.path)
-            except BadParquet as error:
+            except BadFile as error:
                 open_parquet(self.path, past_cache=True).close()
                 raise _contradiction(self.path, "the footer", error) from error
 
@@ -151,11 +125,36 @@ class ParquetText:
         return max(1, min(most, int(self.read_rows * ROW_BYTES / expected)))
 
     def _convict(self, group: int, first: Exception) -> None:
-        """Decodes the row group past the cache: raises BadParquet for bad content, else Transient."""
+        """Decodes the row group past the cache: raises BadFile for bad content, else Transient."""
         with storage_errors("read", self.path), open_parquet(self.path, past_cache=True) as file:
             for _ in decode_group(self.path, file, group, self.text_column, self.columns):
                 pass
         raise _contradiction(self.path, f"row group {group}", first) from first
+
+
+open_rows = ParquetRows
+
+
+def text_bytes(path: Path, text_column: str) -> int:
+    """Returns the bytes of the column by the footer."""
+    with open_parquet(path) as file:
+        metadata = file.metadata
+    return sum(
+        chunk.total_uncompressed_size
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for chunk in map(group.column, range(metadata.num_columns))
+        if chunk.path_in_schema == text_column
+    )
+
+
+def tables(path: Path, most: int) -> Iterator[pa.Table]:
+    """Yields the first rows with all columns."""
+    with open_parquet(path) as file, telling(lambda _: "page_corrupt"):
+        for batch in file.iter_batches(batch_size=min(PREVIEW_ROWS, most), use_threads=False):
+            yield pa.Table.from_batches([batch.slice(0, most)])
+            most -= batch.num_rows
+            if most <= 0:
+                return
 
 
 def decode_text(column: pa.Array) -> tuple[list[str | None], list[memoryview]]:
