@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.corpus.fetch.decide import Change, accepted, disputed
@@ -81,10 +81,8 @@ class DownloadWatch:
             most_rss_bytes=most_rss_bytes(pipeline.download.files_at_once),
         )
         self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
-        make: Callable[[DaemonContext, WorkerPool[Any]], Source[Any]] = pkgutil.resolve_name(
-            pipeline.dataset.source.spec.source
-        )
-        self.source = make(context, self.pool)
+        kind = pkgutil.resolve_name(pipeline.dataset.source.spec.source)
+        self.source: Source[Any] = kind(context, self.pool)
         self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
         self.progress, self.observer = ProgressTeller(context, download_parts), Observer(context)
         context.metrics.show(FIGURES, {"by_state": dict.fromkeys(self.source.counts())})

@@ -172,12 +172,12 @@ def peaks_until_end(daemon: subprocess.Popen[bytes]) -> Counter[str]:
 
 
 def _module(pid: int) -> str:
-    """The last word of the module that a worker runs; empty while it only starts."""
+    """The last word of the module that a worker runs."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    return words[-2].rpartition(".")[2] if len(words) > 2 and "stoker.kit.exec" not in words else ""
+    return words[-2].rpartition(".")[2] if len(words) > 2 else ""
 
 
 def _peak_rss(pid: int) -> int:

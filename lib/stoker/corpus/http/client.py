@@ -210,18 +210,10 @@ def _does_not_start(error: Exception) -> UnavailableError:
 
 def _advice(error: Exception, url: str) -> str:
     """Returns advice to append to the error of a failed connection to that address; usually empty."""
-    text = ""
-    if proxy := proxy_of(url):
-        text = f" (through the proxy {proxy})"
+    text, parts, proxies = "", urlsplit(url), getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
+    if proxy and not proxy_bypass(parts.hostname or ""):
+        text = f" (through the proxy {shown(proxy if '://' in proxy else f'http://{proxy}')})"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         text += "; set SSL_CERT_FILE if server or proxy have a certificate of your own, and look at the clock"
     return text
-
-
-def proxy_of(url: str) -> str:
-    """Returns the proxy that the environment sets for that address, without password; empty for none."""
-    parts, proxies = urlsplit(url), getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
-    if not proxy or proxy_bypass(parts.hostname or ""):
-        return ""
-    return shown(proxy if "://" in proxy else f"http://{proxy}")
