@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from stoker.corpus.readers.finding import BadFile, Finding
 from stoker.corpus.readers.reader import Batch
+from stoker.corpus.readers.table import Tokens
 from stoker.shards.format.steps import Step
 from stoker.store.errors import storage_errors
 
@@ -24,11 +25,16 @@ class Lines:
     groups = (0,)
 
     def __init__(
-        self, path: Path, text_column: str, columns: Mapping[str, str] = {}, read_rows: int = 250
+        self,
+        path: Path,
+        text_column: str,
+        columns: Mapping[str, str] = {},
+        read_rows: int = 250,
+        tokens: Tokens | None = None,
     ) -> None:
         self.path, self.read_rows = path, read_rows
-        if columns:
-            raise BadFile("missing_column", f"lines have no {', '.join(columns)}")
+        if columns or tokens is not None:
+            raise BadFile("missing_column", "a line is text and nothing else")
 
     def batches(self, row_group: int = 0, row: int = 0) -> Iterator[Batch]:
         with storage_errors("read", self.path), self.path.open("rb") as file:
@@ -59,19 +65,20 @@ def preflight(
     text_column: str,
     columns: Mapping[str, str] = {},
     *,
+    tokens: Tokens | None = None,
     decode: bool = False,
     progress: Callable[[int], None] = lambda _: None,
     past_cache: bool = False,
 ) -> Finding | None:
     try:
-        for _ in Lines(path, text_column, columns).batches() if decode else ():
+        for _ in Lines(path, text_column, columns, tokens=tokens).batches() if decode else ():
             progress(0)
     except BadFile as bad:
         return bad.finding
     return None
 
 
-def text_bytes(path: Path, text_column: str) -> int:
+def text_bytes(path: Path, text_column: str, tokens: Tokens | None = None) -> int:
     return path.stat().st_size
 
 

@@ -191,16 +191,14 @@ def test_a_check_is_failed_by_a_daemon_that_does_not_run_and_by_one_that_hangs(r
 
 def test_a_stopped_daemon_has_no_speed() -> None:
     stopped = {"running": False, "state": "stopped", "pid": None, "since": "x", "metrics": None, "body": {}}
-    older = {"sets": 0, "documents_not_known": 0, "by_documents": {}}  # as an older version wrote it
     daemons = {
         "download_watchdog": stopped,
-        "stage_shard": {**stopped, "body": {**SHARD, "imported": older}},
+        "stage_shard": {**stopped, "body": SHARD},
         "train_supervisor": {**stopped, "body": {**RUN, "exit_code": 78}},
     }
     text = "\n".join(report_lines("mine", daemons))
     assert "tokens/s" not in text
     assert "time left" not in text
-    assert "imported" not in text
     assert "  train_supervisor   stopped, exit code 78" in text
     assert "  stage_shard        stopped; it last said: 9 files built" in text
     assert "  run                main: was running when the supervisor ended" in text

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from stokerd.sharding.state import State
 
 LEAST_MISSED = 16  # named at once, to keep ahead of the builders as stage.queue_files does
-IMPORT_AGAIN = "its shard set is nowhere in this build any more; import it again"
 NO_FILE = "its shard set is gone, and no file has this content any more"
 
 _NOTHING_COMES = {
@@ -54,9 +53,8 @@ def take(state: State, action: Action) -> Iterator[Effect]:
         state.discard_parquet(source)
         yield event("source_released", path=path)
     elif action.kind == "give_up_content":
-        word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
-        yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))
-        yield event(word, path=path, reason=why)
+        yield Write(source.moved("quarantined", reason="content_gone"))
+        yield event("content_gone", path=path, reason=NO_FILE)
     elif action.kind == "duplicate":
         yield Write(source.moved("duplicate", reason=f"same content as {action.of}"))
         if source.state in ("staged", "building"):
@@ -177,7 +175,7 @@ def _restore_formers(state: State) -> Iterator[Effect]:
 
 def _release_for_other_columns(state: State) -> Iterator[Effect]:
     """Starts over sources quarantined for a column that the configuration no longer reads."""
-    read = {state.pipeline.dataset.text_column, *filters_asked(state.pipeline).columns()}
+    read = {state.pipeline.dataset.column, *filters_asked(state.pipeline).columns()}
     for source in state.sources.in_state("quarantined"):
         if source.column is not None and source.column not in read:
             yield StartOver(source, f"it was quarantined for column {source.column!r}, which is not read now")

@@ -48,7 +48,6 @@ FIGURES = (
     Figure("shard_sources", "Source files by state.", "sources.*", {"state": get_args(SourceState)}),
     Figure("shard_documents", "Documents in proven shard sets.", "documents.*", SPLIT),
     Figure("shard_tokens", "Tokens in proven shard sets.", "tokens.*", SPLIT),
-    Figure("shard_imported_sets", "Imported sets.", "imported.*", {"documents": ("known", "unknown")}),
     Figure("shard_dropped_rows", "Rows that filters dropped of proven sets.", "dropped.*", DROPPED),
     Figure("shard_workers", "Workers at work.", "at_work.*", ACTIVITY),
     Figure("shard_workers_rss_bytes", "Resident bytes of all sharding workers.", "workers_rss_bytes"),
@@ -194,7 +193,7 @@ def _records(state: State) -> dict[str, Any]:
         "documents": dict(sums.documents),
         "tokens": dict(sums.tokens),
         "dropped": {reason: sums.dropped[reason] for reason in DROPPED["reason"]},
-        "imported": {"known": sums.imported - sums.undocumented, "unknown": sums.undocumented},
+        "imported": sums.imported,
     }
 
 
@@ -315,7 +314,7 @@ def _text(status: Mapping[str, Any]) -> str:
         return f"every file so far is quarantined ({quarantined}); stoker events says why"
     if status["build_id"] is None:
         return f"waiting for the tokenizer's files: {sources['staged']} staged"
-    text = _built(sources, status["tokens"], sum(status["imported"].values()))
+    text = _built(sources, status["tokens"], status["imported"])
     if "build" in workers:
         text += f", {workers['build']} building at {status['tokens_per_second']:,.0f} tokens/s"
     if quarantined:

@@ -40,11 +40,14 @@ COMMANDS = {
     "plan": ("stoker.provenance.plan:plan", "Show the order of the training data and the run's position."),
     "batch": ("stoker.provenance.batch:batch", "Show which documents were in a step."),
     "where": ("stoker.provenance.where:where", "Show which steps saw a row of a source file."),
-    "generate": ("runs.generate", "Continue a text with a checkpoint's model."),
-    "export-model": ("runs.export_model", "Write a checkpoint's model for Hugging Face transformers."),
+    "generate": ("stoker.exchange.generate:generate", "Continue a text with a checkpoint's model."),
+    "export-model": (
+        "stoker.exchange.export_model:export_model",
+        "Write a checkpoint's model for Hugging Face transformers.",
+    ),
     "client": ("runs.client", "Print the client for a trainer of your own."),
-    "export": ("data.export", "Write shard sets in other trainers' formats."),
-    "import": ("data.import_", "Import tokens that another tool made."),
+    "export": ("stoker.exchange.export:export", "Write shard sets in other trainers' formats."),
+    "import": ("stoker.exchange.import_:import_", "Import tokens that another tool made."),
     "memory": ("stoker.memory.group:memory", "Record, show and diagnose what memory is taken."),
     "config": ("pipeline.config", "Check a pipeline file, or show the settings in force."),
     "units": ("pipeline.units", "Show or write what the systemd units take from a file."),
@@ -76,7 +79,7 @@ class LazyGroup(click.Group):
         place, _, name = COMMANDS[cmd_name][0].partition(":")
         if not name:
             place, name = f"stoker.cli.{place}", cmd_name.replace("-", "_")
-            name = f"{name}_" if name in ("help", "import") else name
+            name = f"{name}_" if name == "help" else name
         command: click.Command = getattr(importlib.import_module(place), name)
         return command
 

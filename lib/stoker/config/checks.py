@@ -200,6 +200,7 @@ def _data(pipeline: Pipeline) -> list[Rule]:
     both = tokenizer.train is not None and tokenizer.file is not None
     neither = tokenizer.train is None and tokenizer.file is None
     return [
+        *(_tokens(pipeline) if pipeline.dataset.tokens_column is not None else ()),
         (most is not None and least > most, "dataset.filters.max_chars", too_few),
         (both, "tokenizer.file", "train and file exclude each other; keep one of the two"),
         (neither, "tokenizer", "needs train or file; write one of the two, or leave tokenizer out"),
@@ -207,6 +208,21 @@ def _data(pipeline: Pipeline) -> list[Rule]:
         (release == "after_sync" and without_warm, "shard.release", after_sync),
         (without_warm and pipeline.evict != Evict(), "evict", evict),
     ]
+
+
+OF_TOKENS = ("languages", "at_least")  # the filters that read another column than the text
+
+
+def _tokens(pipeline: Pipeline) -> Iterator[Rule]:
+    """Yields the rules of a dataset that is tokens already."""
+    dataset = pipeline.dataset
+    both = "text_column and tokens_column exclude each other; keep one of the two"
+    yield "text_column" in dataset.model_fields_set, "dataset.text_column", both
+    trains = "tokens_column needs the tokenizer that made the tokens; name it as tokenizer.file"
+    yield pipeline.tokenizer.file is None, "tokenizer", trains
+    for key in sorted(dataset.filters.model_fields_set.difference(OF_TOKENS)):
+        of_text = "reads text, and dataset.tokens_column holds none; remove it"
+        yield getattr(dataset.filters, key) is not None, f"dataset.filters.{key}", of_text
 
 
 def _training(pipeline: Pipeline) -> Iterator[Rule]:

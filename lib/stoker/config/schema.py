@@ -87,7 +87,13 @@ class Dataset(Section):
     source: Source
     limit: Limit = Limit()
     text_column: Text = "text"
+    tokens_column: Text | None = None  # of lists of token ids, a document a row, instead of text
     filters: Filters = Filters()
+
+    @property
+    def column(self) -> str:
+        """The column that holds the documents."""
+        return self.text_column if self.tokens_column is None else self.tokens_column
 
 
 # Keys that a pipeline without a dataset cannot have; its trainer brings its own data.

@@ -9,7 +9,7 @@ from stoker.corpus.readers.finding import SET_INVALID
 from stoker.corpus.records.sources import KEY16
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.kit.workers.pool import Job
-from stoker.shards.format.pinned import filters_asked
+from stoker.shards.format.pinned import columns_asked
 from stoker.store.layout import record_name
 from stokerd.sharding.activities import base
 from stokerd.sharding.activities.base import Message, ShardActivity, SourceWork, marks
@@ -31,8 +31,7 @@ def _begin_stage(state: State, path: str) -> Iterator[Effect]:
         "size": source.size,
         "sha256": source.sha256,
         "target": state.parquet(source),
-        "text_column": pipeline.dataset.text_column,
-        "columns": filters_asked(pipeline).columns(),
+        **columns_asked(pipeline, state.records.pinning.pin),
         "floor": pipeline.stage.free_floor,
         "decode": state.records.pinning.trains,
         "disks": marks(state.hot),

@@ -24,8 +24,8 @@ from stoker.corpus.readers.table import READERS
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.kit.terminal import Footer
 from stoker.kit.workers.pool import Activity
-from stoker.shards.exchange.export_sets import find_sets
 from stoker.shards.format.proof import prove_set
+from stoker.shards.format.reader import find_sets
 from stoker.store.errors import UnavailableError, UnknownFormat, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import read_whole

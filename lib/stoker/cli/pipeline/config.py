@@ -35,7 +35,7 @@ from stoker.corpus.source.remote_listing import repo_of
 from stoker.kit.lock import another_owner
 from stoker.kit.metrics import Metrics
 from stoker.kit.workers.pool import Activity
-from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
+from stoker.shards.format.pinned import asked_of_tokenizer, columns_asked, pin_faults
 from stoker.store.errors import ConfigError, DataError, StokerError, StorageError
 from stoker.store.record import RecordDamaged, parse_json, read_record
 from stoker.supervise.external.program import working_directory
@@ -225,8 +225,7 @@ def _survey(pipeline: Pipeline) -> dict[str, Any]:
         "root": str(dataset.source.path),
         "include": dataset.source.include,
         "exclude": dataset.source.exclude,
-        "text_column": dataset.text_column,
-        "columns": filters_asked(pipeline).columns(),
+        **columns_asked(pipeline, None),
     }
     try:
         with Workers() as workers:
@@ -244,11 +243,12 @@ def _columns(pipeline: Pipeline, seen: Mapping[str, Any]) -> tuple[list[Fault], 
     if not seen.get("flaw"):
         return [], []
     path, detail, column = seen["flaw"]
+    named = "text_column" if pipeline.dataset.tokens_column is None else "tokens_column"
     if seen["with_text"]:
-        key = "text_column" if column == pipeline.dataset.text_column else "filters"
+        key = named if column == pipeline.dataset.column else "filters"
         return [], [Fault(("dataset", key), f"{path}: {detail}; a file like this is quarantined")]
-    text = f"none of {seen['looked']} files has it: {path}: {detail}; name the column that holds the text"
-    return [Fault(("dataset", "text_column"), text)], []
+    text = f"none of {seen['looked']} files has it: {path}: {detail}; name the column that has it"
+    return [Fault(("dataset", named), text)], []
 
 
 def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fault]:

@@ -25,6 +25,7 @@ TEXT_BYTES_A_TOKEN, FEW_IDS, FEWER_BYTES_A_TOKEN = 4, 8192, 2  # of text; a smal
 def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> DataInView:
     """Returns the estimated data of that many files with that much text, within dataset.limit."""
     each = TEXT_BYTES_A_TOKEN if vocabulary(pipeline) >= FEW_IDS else FEWER_BYTES_A_TOKEN
+    each = each if pipeline.dataset.tokens_column is None else 1  # the survey counted tokens
     limit, ratio = pipeline.dataset.limit, pipeline.shard.val_ratio
     sets = min(files, limit.files or files)
     tokens = int(text_bytes / each * sets / files)

@@ -142,10 +142,6 @@ def _shards(body: Mapping[str, Any]) -> Iterator[Row]:
     for what in ("documents", "tokens"):
         train, val = format_count(body[what]["train"]), format_count(body[what]["val"])
         yield what, f"{train} to train on, {val} held out"
-    known, unknown = (body.get("imported", {}).get(what, 0) for what in ("known", "unknown"))
-    if imported := known + unknown:
-        told = f", documents of {unknown:,} not known" if unknown else ""
-        yield "imported", f"{plural(imported, 'set')}, rows not known{told}"
     dropped = body.get("dropped") or {}
     yield "rows dropped", counts(dropped) if any(dropped.values()) else ""
     yield "building", ", ".join(rates(body))

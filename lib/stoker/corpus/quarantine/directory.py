@@ -233,8 +233,6 @@ def refusal(kept: Kept, source: Source | None) -> str | None:
         return _NEVER[kept.kind]
     if source is None:
         return f"no source {kept.path!r} is on record"
-    if source.imported:
-        return f"{source.path} was imported: there is no file to look at; import it again"
     if source.state != "quarantined":
         return f"{source.path} is not quarantined: it is {source.state}"
     if source.sha256 != kept.sha256:

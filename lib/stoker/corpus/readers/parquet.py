@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,17 @@ import pyarrow.parquet as pq
 from stoker.corpus.readers.finding import BadFile
 from stoker.corpus.readers.parquet_preflight import (
     check_schema,
+    chunk_of,
     decode_group,
+    is_of,
     longest_entry,
     open_parquet,
     preflight,
     telling,
 )
-from stoker.corpus.readers.reader import Batch
+from stoker.corpus.readers.reader import Batch, TokenBatch
+from stoker.corpus.readers.table import Tokens
+from stoker.corpus.readers.token_lists import decode_tokens
 from stoker.store.errors import Transient, storage_errors
 
 ROW_BYTES = 4096  # of text, in the row that `read_rows` counts
@@ -44,9 +48,14 @@ class ParquetRows:
     """
 
     def __init__(
-        self, path: Path, text_column: str, columns: Mapping[str, str] = {}, read_rows: int = 250
+        self,
+        path: Path,
+        text_column: str,
+        columns: Mapping[str, str] = {},
+        read_rows: int = 250,
+        tokens: Tokens | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.tokens = path, tokens
         self.text_column = text_column
         self.columns = list(dict.fromkeys((text_column, *columns)))
         self.read_rows = read_rows
@@ -57,7 +66,7 @@ class ParquetRows:
         begins = [*(group.begin for group in self._layout), self._layout[-1].begin if self._layout else 0]
         self._begin_of_rest = tuple(accumulate(reversed(begins), min))[::-1]
         self._seen = 0.0  # bytes of text a row, in the last row group read
-        check_schema(self._file.schema_arrow, text_column, columns)
+        check_schema(self._file.schema_arrow, text_column, columns, tokens)
 
     @property
     def groups(self) -> Sequence[int]:
@@ -104,10 +113,15 @@ class ParquetRows:
         row = text_bytes = 0
         batches = self._file.iter_batches(self._rows_for(group), [group], self.columns, use_threads=False)
         for columns_read in batches:
-            texts, utf8 = decode_text(_as_string(columns_read[self.text_column]))
-            yield Batch(group, row, columns_read, texts, utf8)
+            if self.tokens is None:
+                texts, utf8 = decode_text(_as_string(columns_read[self.text_column]))
+                yield Batch(group, row, columns_read, texts, utf8)
+                text_bytes += sum(map(len, utf8))
+            else:
+                number, lists = self._rows_before[group] + row, columns_read[self.text_column]
+                ids: list[Any] = decode_tokens(lists, self.tokens, number, group, self.text_column)
+                yield TokenBatch(group, row, columns_read, ids, ids)
             row += columns_read.num_rows
-            text_bytes += sum(map(len, utf8))
         self._seen = text_bytes / max(row, 1)
         if row != self.group_rows[group]:
             raise pa.ArrowInvalid(f"{row} rows where the footer says {self.group_rows[group]}")
@@ -120,14 +134,14 @@ class ParquetRows:
         """
         expected = max(self._layout[group].row_bytes, self._seen, 1.0)
         most = self.read_rows * (MOST_GROWTH if self._seen and self.read_rows >= LEAST_GROWN else 1)
-        if longest := longest_entry(self.path, self._file.metadata, group, self.text_column):
+        if longest := longest_entry(self.path, self._file.metadata, group, self.text_column, self.tokens):
             most = min(most, max(1, BATCH_BYTES // longest))
         return max(1, min(most, int(self.read_rows * ROW_BYTES / expected)))
 
     def _convict(self, group: int, first: Exception) -> None:
         """Decodes the row group past the cache: raises BadFile for bad content, else Transient."""
         with storage_errors("read", self.path), open_parquet(self.path, past_cache=True) as file:
-            for _ in decode_group(self.path, file, group, self.text_column, self.columns):
+            for _ in decode_group(self.path, file, group, self.text_column, self.columns, tokens=self.tokens):
                 pass
         raise _contradiction(self.path, f"row group {group}", first) from first
 
@@ -135,15 +149,13 @@ class ParquetRows:
 open_rows = ParquetRows
 
 
-def text_bytes(path: Path, text_column: str) -> int:
-    """Returns the bytes of the column by the footer."""
+def text_bytes(path: Path, text_column: str, tokens: Tokens | None = None) -> int:
+    """Returns the bytes of the column by the footer, or its ids."""
     with open_parquet(path) as file:
         metadata = file.metadata
+    chunks = [chunk_of(metadata.row_group(group), text_column) for group in range(metadata.num_row_groups)]
     return sum(
-        chunk.total_uncompressed_size
-        for group in map(metadata.row_group, range(metadata.num_row_groups))
-        for chunk in map(group.column, range(metadata.num_columns))
-        if chunk.path_in_schema == text_column
+        chunk.total_uncompressed_size if tokens is None else chunk.num_values for chunk in chunks if chunk
     )
 
 
@@ -201,9 +213,8 @@ def _layout(metadata: pq.FileMetaData, text_column: str, columns: Sequence[str])
         group = metadata.row_group(number)
         if not number:
             paths = {place: group.column(place).path_in_schema for place in range(group.num_columns)}
-            places = {
-                place: path == text_column for place, path in paths.items() if path.split(".")[0] in columns
-            }
+            named = {place: path for place, path in paths.items() if path.split(".")[0] in columns}
+            places = {place: is_of(path, text_column) for place, path in named.items()}
         chunks = {place: group.column(place) for place in places}
         text = sum(chunk.total_uncompressed_size for place, chunk in chunks.items() if places[place])
         offsets = [

@@ -14,10 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.corpus.readers.finding import BadFile, Finding
+from stoker.corpus.readers.table import Tokens
+from stoker.corpus.readers.token_lists import decode_tokens, is_token_lists
 from stoker.kit.workers.child import ALIVE_EVERY_S, paced
 from stoker.store.direct import PastCacheFile
 from stoker.store.errors import Transient
@@ -38,6 +41,7 @@ READ_BUFFER = 1 << 20  # bytes read ahead in a column; without it Arrow loads wh
 _BATCH_ROWS, _BATCH_BYTES = 250, 16 << 20
 _FIRST_BYTE = 4  # after the magic
 _MOST = 1 << 40  # rows, values or bytes: far more than any writer puts into one file
+TOKENS = "lists of uint16 or uint32"
 # By the kind of a column. Bytes count as text, because some writers leave out the annotation; the rows decide
 # whether they are UTF-8.
 _TYPES = {
@@ -46,6 +50,7 @@ _TYPES = {
         *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
     ),
     "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    TOKENS: (is_token_lists,),
 }
 
 _HARMLESS = 64 << 20  # bytes that a batch would take at most if every row were as long as its row group
@@ -59,6 +64,7 @@ def preflight(
     text_column: str,
     columns: Mapping[str, str] = {},
     *,
+    tokens: Tokens | None = None,
     decode: bool = False,
     progress: Callable[[int], None] = lambda _: None,
     past_cache: bool = False,
@@ -73,12 +79,12 @@ def preflight(
     """
     try:
         with open_parquet(path, past_cache=past_cache) as file:
-            check_schema(file.schema_arrow, text_column, columns)
+            check_schema(file.schema_arrow, text_column, columns, tokens)
             _check_footer(file.metadata, path.stat().st_size)
             if decode:
                 alive = paced(progress, ALIVE_EVERY_S)
                 for group in range(file.num_row_groups):
-                    for _ in decode_group(path, file, group, text_column, columns):
+                    for _ in decode_group(path, file, group, text_column, columns, tokens=tokens):
                         alive(group)
                     progress(group + 1)
     except BadFile as found:
@@ -197,9 +203,11 @@ def _memory_for_the_footer(footer_bytes: int) -> Iterator[None]:
 # What the footer says
 
 
-def check_schema(schema: pa.Schema, text_column: str, columns: Mapping[str, str]) -> None:
+def check_schema(
+    schema: pa.Schema, text_column: str, columns: Mapping[str, str], tokens: Tokens | None = None
+) -> None:
     """Raises BadFile unless the schema has each column once, with values of its kind."""
-    for column, kind in ((text_column, "text"), *columns.items()):
+    for column, kind in ((text_column, "text" if tokens is None else TOKENS), *columns.items()):
         found = len(schema.get_all_field_indices(column))
         if found > 1:
             raise BadFile("ambiguous_column", f"{found} columns are called {column!r}", None, column)
@@ -253,30 +261,47 @@ def _check_sane(value: int, what: str, group: int | None = None, column: str | N
 
 
 def decode_group(
-    path: Path, file: pq.ParquetFile, group: int, text_column: str, columns: Iterable[str]
+    path: Path,
+    file: pq.ParquetFile,
+    group: int,
+    text_column: str,
+    columns: Iterable[str],
+    *,
+    tokens: Tokens | None = None,
 ) -> Iterator[None]:
     """Decodes the needed columns of a row group; after a failure each alone, to name the bad column."""
     wanted = list(dict.fromkeys((text_column, *columns)))
     try:
-        yield from _decode(path, file, group, wanted, text_column)
+        yield from _decode(path, file, group, wanted, text_column, tokens=tokens)
     except BadFile as first:
         for column in wanted:
-            yield from _decode(path, file, group, [column], text_column)
+            yield from _decode(path, file, group, [column], text_column, tokens=tokens)
         raise Transient(f"row group {group} did not decode ({first}), but does when read again") from first
 
 
 def _decode(
-    path: Path, file: pq.ParquetFile, group: int, columns: list[str], text_column: str
+    path: Path,
+    file: pq.ParquetFile,
+    group: int,
+    columns: list[str],
+    text_column: str,
+    *,
+    tokens: Tokens | None,
 ) -> Iterator[None]:
     metadata = file.metadata.row_group(group)
     rows, expected = 0, metadata.num_rows
-    longest = longest_entry(path, file.metadata, group, text_column)
+    longest = longest_entry(path, file.metadata, group, text_column, tokens)
     row_bytes = max(1, longest, metadata.total_byte_size // max(1, expected))
     most = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))  # bounds the memory where rows are long
     with telling(lambda _: "page_corrupt", row_group=group, column=columns[0]):
         for batch in file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False):
-            if text_column in columns:
+            if text_column not in columns:
+                pass
+            elif tokens is None:
                 _check_text(batch[text_column], group, rows, text_column)
+            else:
+                before = sum(file.metadata.row_group(one).num_rows for one in range(group))
+                decode_tokens(batch[text_column], tokens, before + rows, group, text_column)
             rows += batch.num_rows
             yield
         if rows != expected:
@@ -291,14 +316,29 @@ def _check_text(values: pa.Array, group: int, row: int, text_column: str) -> Non
         raise BadFile("invalid_utf8", where, group, text_column) from error
 
 
-def longest_entry(path: Path, metadata: pq.FileMetaData, group: int, column: str) -> int:
+def is_of(path: str, column: str) -> bool:
+    """Whether a path in the schema is a column's own: the ids of a list lie one or two names deeper."""
+    return path == column or path in (f"{column}.list.element", f"{column}.list.item", f"{column}.array")
+
+
+def chunk_of(about: pq.RowGroupMetaData, column: str) -> pq.ColumnChunkMetaData | None:
+    """Returns the chunk of a column in a row group."""
+    chunks = (about.column(number) for number in range(about.num_columns))
+    return next((each for each in chunks if is_of(each.path_in_schema, column)), None)
+
+
+def longest_entry(
+    path: Path, metadata: pq.FileMetaData, group: int, column: str, tokens: Tokens | None = None
+) -> int:
     """Returns the bytes of the longest text that rows of a row group may share; 0 where they share little.
 
-    An unreadable dictionary gives 0 as well: the decoder of the row group reports the flaw.
+    An unreadable dictionary gives 0 as well: the decoder of the row group reports the flaw. Of tokens it is
+    the usual list: a run of one id takes a few bytes in the file, whatever its length.
     """
     about = metadata.row_group(group)
-    chunks = (about.column(number) for number in range(about.num_columns))
-    chunk = next((each for each in chunks if each.path_in_schema == column), None)
+    chunk = chunk_of(about, column)
+    if chunk is not None and tokens is not None:
+        return int(chunk.num_values * np.dtype(tokens.dtype).itemsize // max(1, about.num_rows))
     if chunk is None or about.num_rows * chunk.total_uncompressed_size <= _HARMLESS:
         return 0
     if "DELTA_BYTE_ARRAY" in chunk.encodings:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stoker.corpus.readers.finding import Finding
-from stoker.corpus.readers.table import READERS, suffix_of
+from stoker.corpus.readers.table import READERS, Tokens, suffix_of
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,21 @@ class Batch:
         skip = max(0, row - self.row)
         if not skip:
             return self
-        return Batch(
+        return type(self)(
             self.row_group,
             self.row + skip,
             self.columns.slice(skip),
             self.texts[skip:],
             self.utf8[skip:],
         )
+
+
+class TokenBatch(Batch):
+    """Rows of token ids: `texts` and `utf8` are both the views of each row's ids; a row has no characters."""
+
+    @cached_property
+    def chars(self) -> npt.NDArray[np.int64]:
+        return np.zeros(self.rows, dtype=np.int64)
 
 
 class Rows(Protocol):
@@ -85,12 +93,18 @@ class Reader(Protocol):
     """The functions of a reader's module."""
 
     def open_rows(
-        self, path: Path, text_column: str, columns: Mapping[str, str] = {}, read_rows: int = 250
+        self,
+        path: Path,
+        text_column: str,
+        columns: Mapping[str, str] = {},
+        read_rows: int = 250,
+        tokens: Tokens | None = None,
     ) -> Rows:
         """Opens a file to read its text, and the columns that steps read, each "text" or "number".
 
-        `read_rows` asks for so many rows of some four kilobytes in a batch. Raises BadFile for wrong content,
-        StorageError where the file cannot be read, Transient where a second reading contradicts the first.
+        With `tokens` the text column holds token ids, one document a row. `read_rows` asks for so many rows
+        of some four kilobytes in a batch. Raises BadFile for wrong content, StorageError where the file
+        cannot be read, Transient where a second reading contradicts the first.
         """
 
     def preflight(
@@ -99,6 +113,7 @@ class Reader(Protocol):
         text_column: str,
         columns: Mapping[str, str] = {},
         *,
+        tokens: Tokens | None = None,
         decode: bool = False,
         progress: Callable[[int], None] = lambda _: None,
         past_cache: bool = False,
@@ -109,8 +124,8 @@ class Reader(Protocol):
         where memory is short, Transient where a second reading contradicts the first: none is evidence.
         """
 
-    def text_bytes(self, path: Path, text_column: str) -> int:
-        """Returns the bytes of text in a file that has no flaw, unpacked, or an estimate of them."""
+    def text_bytes(self, path: Path, text_column: str, tokens: Tokens | None = None) -> int:
+        """Returns the bytes of text in a file that has no flaw, unpacked, or an estimate; or its tokens."""
 
     def tables(self, path: Path, most: int) -> Iterator[pa.Table]:
         """Yields the first rows with all columns, `most` at most, in batches of bounded size."""

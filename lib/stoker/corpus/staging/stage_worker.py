@@ -29,6 +29,7 @@ from typing import Any, Literal
 import xxhash
 
 from stoker.corpus.readers.reader import reader_of
+from stoker.corpus.readers.table import Tokens
 from stoker.kit.workers.child import Report, paced, run_worker
 from stoker.store.direct import (
     ALIGNMENT,
@@ -94,6 +95,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
         target,
         task["text_column"],
         task["columns"],
+        tokens=Tokens.of(task),
         decode=task["decode"],
         progress=lambda groups: report("progress", row_groups=groups),
         past_cache=True,  # as the hash was taken: the page cache convicts no file

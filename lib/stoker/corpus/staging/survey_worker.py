@@ -1,9 +1,10 @@
 """Worker: looks through a source folder for `stoker config check`: files, columns, text.
 
-Task: root, include, exclude, text_column, columns (that the filters read, with their kinds). Result:
+Task: root, include, exclude, text_column, columns (that the filters read, with their kinds), tokens. Result:
 `problem` (why the folder cannot be read; then it is the only field), or files, bytes, and for the files whose
-footers were read: looked, looked_bytes, text_bytes (of the text columns, unpacked), with_text (how many have
-the column), flaw ([path, detail, column] of the first file that lacks a column). Damaged files are left out.
+footers were read: looked, looked_bytes, text_bytes (of the text columns, unpacked; or the tokens),
+with_text (how many have the column), flaw ([path, detail, column] of the first file that lacks a column).
+Damaged files are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.readers.reader import reader_of
+from stoker.corpus.readers.table import Tokens
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
 from stoker.kit.workers.child import ALIVE_EVERY_S, Report, paced, run_worker
 
@@ -53,8 +55,8 @@ def survey(task: dict[str, Any], report: Report) -> dict[str, Any]:
 def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> None:
     """Adds a file's footer to what was seen."""
     text = task["text_column"]
-    reader = reader_of(path)
-    found = reader.preflight(path, text, task["columns"])
+    reader, tokens = reader_of(path), Tokens.of(task)
+    found = reader.preflight(path, text, task["columns"], tokens=tokens)
     if found is not None and found.reason not in ("missing_column", "column_type"):
         return
     seen["looked"] += 1
@@ -63,7 +65,7 @@ def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> 
     if found is None or found.column != text:
         seen["with_text"] += 1
         seen["looked_bytes"] += size
-        seen["text_bytes"] += reader.text_bytes(path, text)
+        seen["text_bytes"] += reader.text_bytes(path, text, tokens)
 
 
 if __name__ == "__main__":

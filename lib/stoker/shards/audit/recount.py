@@ -35,7 +35,8 @@ def recount(parquet: Path, parameters: BuildParameters) -> Recount:
     counts: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     rows: dict[str, list[npt.NDArray[np.int64]]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
-    source = reader_of(parquet).open_rows(parquet, parameters.text_column, parameters.filters.columns())
+    columns, tokens = parameters.filters.columns(), parameters.token_rules
+    source = reader_of(parquet).open_rows(parquet, parameters.text_column, columns, tokens=tokens)
     for batch in source.batches():
         selection = select(batch, filters)
         val = held_out(batch.utf8[row] for row in np.flatnonzero(selection.keep).tolist())

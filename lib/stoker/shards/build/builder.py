@@ -154,7 +154,8 @@ class Build:
         report("phase", phase="open", row_group=self.row_group, row=self.row)
         columns = task.build.filters.columns()
         reader = reader_of(task.parquet)
-        source = reader.open_rows(task.parquet, task.build.text_column, columns, task.read_rows)
+        column, tokens = task.build.text_column, task.build.token_rules
+        source = reader.open_rows(task.parquet, column, columns, task.read_rows, tokens)
         with Committer(task.building, report, set_trail.advance) as committer:
             report("phase", phase="encode")
             began = self.progress

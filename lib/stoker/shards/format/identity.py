@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from stoker.corpus.readers.table import Tokens
 from stoker.shards.format.steps import STEPS
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
@@ -80,6 +81,7 @@ class BuildParameters:
     shard_tokens: int  # the size at which a new shard file begins
     val_salt: int = VAL_SALT
     format_version: int = FORMAT_VERSION
+    tokens: bool = False  # the text column holds token ids; in the build id only where it does
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> BuildParameters:
@@ -105,14 +107,21 @@ class BuildParameters:
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the parameters as plain JSON values, which `from_mapping` parses."""
-        versions = self.filters.versions()
-        plain = {**vars(self), "filters": self.filters.to_mapping()}
-        return plain | ({"step_versions": versions} if versions else {})
+        plain = {**vars(self), "filters": self.filters.to_mapping(), "step_versions": self.filters.versions()}
+        return {name: value for name, value in plain.items() if value or name not in _LATER}
+
+    @property
+    def token_rules(self) -> Tokens | None:
+        """What the ids of a source must be; None where it is text."""
+        return Tokens(self.vocab_size, self.eot, self.dtype) if self.tokens else None
 
     @property
     def dtype(self) -> str:
         """The token type on disk, little-endian."""
         return dtype_for(self.vocab_size)
+
+
+_LATER = ("tokens", "step_versions")  # left out where they say nothing: the ids of earlier builds stay
 
 
 def dtype_for(vocab_size: int) -> str:

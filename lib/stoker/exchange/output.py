@@ -1,4 +1,4 @@
-"""The output of an export: a directory that gets its name by one rename, when all of it is durable."""
+"""The output of a command: a directory that gets its name by one rename, when all of it is durable."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Sink(io.FileIO):
 def new_directory(target: Path, needed: int) -> Iterator[Path]:
     """Yields a directory that is published at `target` when the block ends well, and removed otherwise.
 
-    Removes the leftovers of a killed export first. Raises UsageError where the target exists, LockHeld where
-    another export to it is running, StorageError where fewer than `needed` bytes are free.
+    Removes the leftovers of a killed command first. Raises UsageError where the target exists, LockHeld where
+    another command makes it, StorageError where fewer than `needed` bytes are free.
     """
     target = target.absolute()
     if os.path.lexists(target):
@@ -64,12 +64,12 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
     found = os.statvfs(target.parent)
     if (free := found.f_bavail * found.f_frsize) < needed:
         raise StorageError(
-            f"{target.parent}: {format_bytes(free)} free, the export takes {format_bytes(needed)}; "
+            f"{target.parent}: {format_bytes(free)} free, {target.name} takes {format_bytes(needed)}; "
             "free some space, or name another disk"
         )
     building = target.with_name(f"{TEMPORARY}{target.name}")
     make_dir(building)
-    with hold_directory(building, f"another export to {target} is running; wait for it, or stop it"):
+    with hold_directory(building, f"another command is making {target}; wait for it, or stop it"):
         try:
             for left in building.iterdir():
                 remove_durably(left)
@@ -78,7 +78,7 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
         except FileExistsError:
             raise UsageError(f"{target} was made meanwhile; name another directory") from None
         finally:
-            with contextlib.suppress(StorageError):  # the first error matters, and the next export removes it
+            with contextlib.suppress(StorageError):  # the first error matters; the next command removes it
                 remove_tree(building)
 
 

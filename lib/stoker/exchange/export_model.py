@@ -22,8 +22,8 @@ def export_model(checkpoint: Path, out: Path) -> None:
     which puts end-of-text before a text. Exit codes: 65 the checkpoint is not whole; 74 no room.
     """
     directory, body = proven_checkpoint(checkpoint)
-    from stoker.training import model_export
+    from stoker.exchange import transformers_model
 
     sizes = {name: entry.size for name, entry in body.files.items()}
-    name = model_export.export_model(directory, sizes, out)
+    name = transformers_model.export_model(directory, sizes, out)
     click.echo(f"{out}: {name} of step {body.step:,}; AutoModelForCausalLM.from_pretrained reads it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.shards.format.manifest import MANIFEST, Manifest
-from stoker.shards.format.proof import SET_NAME, inspect_set
-from stoker.store.errors import DataError, UnavailableError, UsageError, storage_errors
+from stoker.shards.format.proof import inspect_set
+from stoker.store.errors import DataError, UnavailableError, storage_errors
 
 PIECE_TOKENS = 1 << 20  # read at a time
-_SET_FILE = re.compile(r"SHA256SUMS|manifest\.json|(train|val)-\d+\.(bin|idx|row)")
 
 Numbers = npt.NDArray[Any]
 
@@ -71,20 +69,6 @@ class OfferedSet:
                     f"{file.sha256[:16]}): only whole shard sets are exported; see `stoker verify shards "
                     f"{place}`, and restore it"
                 )
-
-
-def find_sets(path: Path) -> list[Path]:
-    """Returns the directory itself if it is a set, whole or not, else every set below it, by name.
-
-    Raises UsageError where the path is no directory.
-    """
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a directory; a shard set is one")
-    entries = sorted(path.iterdir())
-    if SET_NAME.fullmatch(path.resolve().name) or any(_SET_FILE.fullmatch(entry.name) for entry in entries):
-        return [path]
-    below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    return [found for entry in below for found in find_sets(entry)]
 
 
 def agree(sets: Sequence[OfferedSet]) -> None:

@@ -19,7 +19,7 @@ from tokenizers.processors import TemplateProcessing
 
 from stoker.checkpoints.retention import reading
 from stoker.checkpoints.seal import Tensor, file_parts, split
-from stoker.shards.exchange.export_out import Sink, new_directory, write_json
+from stoker.exchange.output import Sink, new_directory, write_json
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import write_atomic
