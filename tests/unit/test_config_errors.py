@@ -120,7 +120,7 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
         (
             "{kind: folder, path: parquet}",
             "{kind: urls, urls_file: l.txt, follow: new_commits}",
-            "dataset.source.follow: new_commits means something for kind: hub only",
+            "dataset.source.follow: means nothing for kind: urls",
         ),
         ("steps: 10", "steps: 10\n  tokens: 1B", "train.tokens: steps and tokens exclude each other"),
         ("  steps: 10\n", "", "train.steps: is required; write how many steps the run takes"),

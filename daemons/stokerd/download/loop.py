@@ -7,6 +7,7 @@ a hub or of URLs are fetched into the landing.
 
 from __future__ import annotations
 
+import pkgutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,8 +24,7 @@ from stoker.store.requests import Request
 from stokerd.common.loop import NO_DATA, RequestBox, repeat
 from stokerd.common.observer import Observer
 from stokerd.download.fetcher import FETCH, most_rss_bytes
-from stokerd.download.folder import FolderSource
-from stokerd.download.remote import RemoteSource
+from stokerd.download.source import Source
 from stokerd.download.state import TRY_CLASSES
 
 LONGEST_WAIT_S = 5.0
@@ -81,8 +81,8 @@ class DownloadWatch:
             most_rss_bytes=most_rss_bytes(pipeline.download.files_at_once),
         )
         self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
-        is_folder = pipeline.dataset.source.kind == "folder"
-        self.source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
+        kind = pkgutil.resolve_name(pipeline.dataset.source.spec.source)
+        self.source: Source[Any] = kind(context, self.pool)
         self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
         self.progress, self.observer = ProgressTeller(context, download_parts), Observer(context)
         context.metrics.show(FIGURES, {"by_state": dict.fromkeys(self.source.counts())})

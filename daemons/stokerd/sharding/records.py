@@ -38,7 +38,7 @@ class Records:
         self.sources = Catalog(read_sources(layout, self.dataset, context.set_aside))
         self.pinning = Pinning(context, self.sources)
         self.quarantine = QuarantineState(layout)
-        self.is_fetched = dataset.source.kind != "folder"
+        self.is_fetched = dataset.source.spec.is_fetched
         self.demand = read_demand(layout, self.dataset)
         self.receipts: Mapping[str, Receipt] = {}
         self.is_behind = False  # whether receipts are still unread

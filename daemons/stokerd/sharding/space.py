@@ -43,7 +43,7 @@ class Space:
         self._layout = context.layout
         self.floor = pipeline.stage.free_floor
         self._target_free = pipeline.evict.target_free
-        self._lands_on_hot = pipeline.dataset.source.kind != "folder" and pipeline.warm is None
+        self._lands_on_hot = pipeline.dataset.source.spec.is_fetched and pipeline.warm is None
         self._keeps_parquet = pipeline.shard.release == "never"
         self._mine: list[Claim] = []
         self._written: list[Claim] | None = None

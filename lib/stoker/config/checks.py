@@ -15,6 +15,7 @@ from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revisi
 from stoker.config.places import overlaps, places
 from stoker.config.schema import Evict, Pipeline, Source
 from stoker.config.schema_train import External, Train
+from stoker.config.sources import SOURCES
 from stoker.config.units import format_bytes, format_count, write_count
 
 
@@ -30,14 +31,6 @@ class Fault:
 READ_VALUES = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_s")
 SEGMENT_SHARE = 3  # the trainer reads a segment, builders fill the next, a rollback may need the last
 Rule = tuple[object, str, str]  # true where the rule is broken, the dotted key, the error text
-
-# The required key of each kind of source, and the advice for it.
-_SOURCE_KEYS = {
-    "hub": ("repo", "name the repository, as owner/name"),
-    "urls": ("urls_file", 'name the file of lines "URL [sha256]"'),
-    "folder": ("path", "name the directory that holds the parquet"),
-}
-_HUB_ALONE = {"endpoint", "token_file", "repo_type", "revision"}
 
 
 def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
@@ -176,19 +169,16 @@ def _places(pipeline: Pipeline) -> Iterator[Rule]:
 
 
 def _source(source: Source) -> Iterator[Rule]:
-    needed, means = _SOURCE_KEYS[source.kind]
-    others = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
-    others |= _HUB_ALONE if source.kind != "hub" else set()
+    spec = source.spec
+    others = {key for each in SOURCES.values() for key in (each.key, *each.others)} - {spec.key, *spec.others}
     has_others = {key for key in others if getattr(source, key) != Source.model_fields[key].default}
     faults = {
-        needed: "" if getattr(source, needed) else f"is required for kind: {source.kind}; {means}",
+        spec.key: "" if getattr(source, spec.key) else f"is required for kind: {source.kind}; {spec.advice}",
         **dict.fromkeys(sorted(has_others), f"means nothing for kind: {source.kind}; remove it"),
     }
-    if source.follow and source.kind != "hub":
-        faults["follow"] = "new_commits means something for kind: hub only; remove it"
     # Values that the hub, or the glob compiler, would refuse.
     answers = {
-        "repo": repo_fault(source.repo) if source.kind == "hub" and source.repo else "",
+        "repo": repo_fault(source.repo) if source.repo and not faults.get("repo") else "",
         "revision": revision_fault(source.revision),
         "endpoint": endpoint_fault(source.endpoint) if source.endpoint else "",
         "token_file": token_file_fault(source.token_file.name) if source.token_file else "",

@@ -28,7 +28,7 @@ from stoker.shards.format.proof import prove_set
 from stoker.shards.format.reader import find_sets
 from stoker.store.errors import UnavailableError, UnknownFormat, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import read_whole
 from stoker.store.requests import file_request
 
 EXITS = {"invalid": 1, "unknown": UnknownFormat.exit_code, "unreadable": 74, "proven": 0}  # the worst first
@@ -219,7 +219,7 @@ class Check:
         Its files must not be called missing, still less be disputed.
         """
         root = self.pipeline.source_root
-        mark = root if self.pipeline.dataset.source.kind == "folder" else root / PARTS
+        mark = root / PARTS if self.pipeline.dataset.source.spec.is_fetched else root
         if not mark.is_dir():
             raise UnavailableError(f"{mark} is not there although files are receipted in it; mount the disk")
 
@@ -268,10 +268,8 @@ class Check:
     def _stands(self, receipt: Receipt) -> bool:
         """Returns whether the receipt is unchanged: it may have been released or renewed meanwhile."""
         file = self.pipeline.layout.receipt(receipt.dataset, receipt.path)
-        try:
-            return Receipt.from_record(read_record(file)) == receipt
-        except (FileNotFoundError, RecordDamaged):
-            return False
+        record = read_whole(file)
+        return record is not None and Receipt.from_record(record) == receipt
 
     def _show(self, hashed: Mapping[str, Any]) -> None:
         done = self._done + hashed["bytes"]

@@ -26,11 +26,12 @@ from stoker.config.places import nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
-from stoker.corpus.http.hub import endpoint_of, token_file_flaw
+from stoker.corpus.http.hub import token_file_flaw
 from stoker.corpus.http.remote_file import read_urls
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import read_sources
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
+from stoker.corpus.source.remote_listing import repo_of
 from stoker.kit.lock import another_owner
 from stoker.kit.metrics import Metrics
 from stoker.kit.workers.pool import Activity
@@ -89,9 +90,8 @@ def _summary(pipeline: Pipeline) -> str:
         ours = f"{fed}run {train.run} by {Path((train.command or ('',))[0]).name}"
         return f"pipeline {pipeline.name}: {ours} in {working_directory(pipeline)}; state in {pipeline.state}"
     steps, tokens = whole_run(pipeline)
-    origin = source.path or source.repo or source.urls_file
     return (
-        f"pipeline {pipeline.name}: {source.kind} {origin} -> dataset {pipeline.dataset.name} "
+        f"pipeline {pipeline.name}: {source.kind} {source.place} -> dataset {pipeline.dataset.name} "
         f"version {pipeline.dataset.version} -> run {train.run}: {steps} steps, "
         f"{format_count(tokens)} tokens; state in {pipeline.state}"
     )
@@ -146,8 +146,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
     except ConfigError as error:
         yield Fault(("metrics", "address"), str(error))
     try:
-        if source.kind == "hub":
-            endpoint_of(source.endpoint)
+        repo_of(source)
     except ConfigError as error:
         yield Fault(("dataset", "source", "endpoint"), str(error))
 

@@ -165,7 +165,7 @@ def _warnings(pipeline: Pipeline, manager: Manager, account: Account | None) -> 
             if place is not None and not place.exists():
                 who = account.name if account else ACCOUNT
                 yield f"{place} does not exist: mount its disk, or install -d -o {who} -m 750 {place}"
-    if source.kind == "hub":
+    if source.spec.has_token:
         token = source.token_file or manager.files / TOKEN_FILE
         if (source.token_file is not None or token.exists()) and (flaw := token_file_flaw(token)):
             yield flaw

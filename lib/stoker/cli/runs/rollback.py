@@ -19,7 +19,7 @@ from stoker.plan.timelines import read_timelines
 from stoker.shards.format.identity import set_key
 from stoker.store.errors import UsageError
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import read_whole
 from stoker.store.requests import Request
 from stoker.supervise.lost_sets import by_key
 from stoker.supervise.rollback import RollbackRefused, decide, parse_ask, standing
@@ -102,11 +102,8 @@ def _is_mirrored(pipeline: Pipeline, step: int) -> bool:
     """Returns whether the mirror may hold a step: by the supervisor's last listing, if there is any."""
     if pipeline.warm_layout is None or not pipeline.train.checkpoint.mirror:
         return False
-    try:
-        listed = read_record(pipeline.layout.run(pipeline.train.run).mirror)["copies"]
-    except (FileNotFoundError, RecordDamaged):
-        return True
-    return any(Mirrored.parse(copy).step == step for copy in listed)
+    listed = read_whole(pipeline.layout.run(pipeline.train.run).mirror)
+    return listed is None or any(Mirrored.parse(copy).step == step for copy in listed["copies"])
 
 
 def _ask(pipeline: Pipeline, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:

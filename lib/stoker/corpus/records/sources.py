@@ -13,7 +13,7 @@ from typing import Any, Literal
 from stoker.corpus.records.record_dir import Damaged, ignore, read_records
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
-from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
+from stoker.store.record import body_of, read_whole, values_of, write_record
 
 SPLITS = ("train", "val")
 COUNTED = ("rows", "chars", "train_documents", "train_tokens", "val_documents", "val_tokens")
@@ -221,10 +221,8 @@ class Source:
 
 def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
     """Returns the source of one path; None where it is missing or damaged (the loop sets it aside)."""
-    try:
-        return Source.from_record(read_record(layout.source(dataset, path)))
-    except (FileNotFoundError, RecordDamaged):
-        return None
+    record = read_whole(layout.source(dataset, path))
+    return None if record is None else Source.from_record(record)
 
 
 def read_sources(layout: StateLayout, dataset: str, damaged: Damaged = ignore) -> dict[str, Source]:
