@@ -34,18 +34,13 @@ _AGENT = "stoker/1 (+file transfer)"
 
 @dataclass(frozen=True)
 class Manners:
-    """Settings of requests: the hub and its token; seconds to connect, between two bytes, for a head.
-
-    `revision`, where it is known, is that of all requests; `pinned`: it is a commit that existed before.
-    """
+    """Settings of requests: the hub and its token; seconds to connect, between two bytes, for a head."""
 
     connect_s: float
     read_s: float
     hub: HubRepo | None = None
     token: str | None = None
     head_s: float = 120.0
-    revision: str = ""
-    pinned: bool = True
 
 
 class Caller:
@@ -62,7 +57,7 @@ class Caller:
         try:
             self._client = httpx2.Client(timeout=timeout, limits=limits, follow_redirects=False)
         except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
-            raise _does_not_start(error) from error
+            raise client_does_not_start(error) from error
         self._client.headers = httpx2.Headers(
             {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
         )
@@ -144,10 +139,10 @@ class Caller:
                 self._sockets.add(found)
 
     def _refusal(self, answer: Answer) -> FetchFailed:
-        manners, code = self._manners, answer.headers.get("x-error-code", "")
-        if manners.hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
-            about = {"token": manners.token is not None, "pinned": manners.pinned}
-            kind, reason = explain(answer.status, code, manners.hub, revision=manners.revision, **about)
+        hub = self._manners.hub
+        if hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
+            code, has_token = answer.headers.get("x-error-code", ""), self._manners.token is not None
+            kind, reason = explain(answer.status, code, hub, token=has_token, pinned=True)
             return FetchFailed(kind, reason, status=answer.status)
         return refusal(answer, time.time())
 
@@ -194,11 +189,11 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
         yield
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
         kind, text = next((kind, text) for types, kind, text in _FAILURES if isinstance(error, types))
-        said = text.format(error=str(error) or type(error).__name__, advice=_advice(error, where))
+        said = text.format(error=str(error) or type(error).__name__, advice=advice(error, where))
         raise FetchFailed(kind or otherwise, where + said) from error
 
 
-def _does_not_start(error: Exception) -> UnavailableError:
+def client_does_not_start(error: Exception) -> UnavailableError:
     """Returns the error for an HTTP client that rejects its environment."""
     said = str(error).split(". Make sure", maxsplit=1)[0]
     if isinstance(error, httpx2.InvalidURL):  # which may quote a piece of the password
@@ -208,7 +203,7 @@ def _does_not_start(error: Exception) -> UnavailableError:
     )
 
 
-def _advice(error: Exception, url: str) -> str:
+def advice(error: Exception, url: str) -> str:
     """Returns advice to append to the error of a failed connection to that address; usually empty."""
     text, parts, proxies = "", urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
