@@ -18,6 +18,7 @@ import yaml
 from stoker.cli.main import cli
 from stoker.config.load import load_pipeline
 from stoker.config.show import effective_yaml
+from stoker.config.sources import SOURCES
 from stoker.kit.event_types import COMMON, EventType, table
 from stoker.kit.metrics import OWN, PREFIX, Figure, Metrics
 from stoker.store import errors
@@ -57,6 +58,7 @@ VALUES = {
     **{"Seconds": "duration", "PositiveSeconds": "duration", "Share": "0 to 1", "ShareBelowOne": "0 to 1"},
     **{"AutoOrCount": "`auto` or a count", "Epochs": "`unlimited` or a count", "Devices": "`auto`"},
     **{"Precision": "`auto`, `float32`, `bfloat16`", "Follow": "`false`, `new_commits`"},
+    "KindName": ", ".join(f"`{kind}`" for kind in SOURCES),
 }
 # Exit codes that no class of errors stands for.
 CODES = {
@@ -158,8 +160,8 @@ def commands() -> str:
 def values(annotation: ast.expr) -> str:
     """Returns in words which values an annotation of the schema accepts; empty for a section."""
     match annotation:
-        case ast.Name(id=name):
-            return VALUES.get(name, "")
+        case ast.Name(id=name) if name in VALUES:
+            return VALUES[name]
         case ast.Constant(value=None):
             return "`null`"
         case ast.BinOp(left=left, right=right):
