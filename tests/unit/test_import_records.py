@@ -53,9 +53,9 @@ def imported(path: str, state: str = "proven") -> Source:
 def keep(shard: Shard, listing: Listing | None, *sources: Source) -> tuple[tuple[str, ...], bool]:
     """The pin's listing on disk, and whether it is complete, with these sources as they are now."""
     for source in sources:
-        shard.state.records.put(source)
-    shard.state.records.pinning.listing = listing
-    shard.apply(shard.state.records.pinning.keep_listing())
+        shard.dataset.put(source)
+    shard.dataset.pinning.listing = listing
+    shard.apply(shard.dataset.pinning.keep_listing())
     pin = shard.data.pin()
     return pin.listing, pin.complete
 
@@ -97,16 +97,16 @@ def test_imports_are_outside_the_limit(make_shard: MakeShard, limit: dict[str, i
     sources = built("a"), built("b"), imported("import/x")
     for _ in range(2):  # again with what was listed before
         assert keep(shard, listed("a", "b", "c"), *sources) == (("a", "b", "import/x"), True)
-    beyond = shard.state.records.pinning.beyond
+    beyond = shard.dataset.pinning.beyond
     assert [path for path in "abc" if path in beyond] == ["c"]
 
 
 def test_the_pin_is_durable_before_its_events(make_shard: MakeShard) -> None:
     shard = make_shard()
-    pinning = shard.state.records.pinning
+    pinning = shard.dataset.pinning
     frozen = pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ())
     assert shard.apply(frozen) == ["WritePin", "dataset_pinned"]
-    shard.state.records.put(built("a"))
+    shard.dataset.put(built("a"))
     pinning.listing = listed("a")
     kept = [shard.apply(pinning.keep_listing()) for _ in range(2)]
     assert kept == [["WritePin", "dataset_complete"], []]
@@ -143,8 +143,8 @@ def test_a_record_of_an_import_survives_its_disk_and_its_renewal() -> None:
 class TestLost:
     @staticmethod
     def given_up(shard: Shard) -> list[str]:
-        actions = decide(shard.state.situation(), 0.0)
-        return [one for action in actions for one in shard.apply(take(shard.state, action))]
+        actions = decide(shard.situation(), 0.0)
+        return [one for action in actions for one in shard.apply(take(shard.dataset, action))]
 
     def test_a_set_that_is_nowhere_is_passed_over(self, shard: Shard) -> None:
         shard.source("import/web", "seen", imported=True)
@@ -153,14 +153,14 @@ class TestLost:
         assert self.given_up(shard) == [], "said once"
 
     def test_not_while_it_may_be_found(self, warm_shard: Shard) -> None:
-        source, state = warm_shard.source("import/web", "seen", imported=True), warm_shard.state
-        for disk in state.disks:
-            disk.published.add(state.key(source)[:16])
+        source = warm_shard.source("import/web", "seen", imported=True)
+        for disk in warm_shard.state.disks:
+            disk.published.add(warm_shard.dataset.key(source)[:16])
             assert "import_lost" not in self.given_up(warm_shard)
-            disk.published.discard(state.key(source)[:16])
-        state.records.convicted[source.path] = Finding(SET_INVALID, "it is set aside")
+            disk.published.discard(warm_shard.dataset.key(source)[:16])
+        warm_shard.dataset.convicted[source.path] = Finding(SET_INVALID, "it is set aside")
         assert "import_lost" not in self.given_up(warm_shard)
-        del state.records.convicted[source.path]
+        del warm_shard.dataset.convicted[source.path]
         warm_shard.end("/warm-lister", Outcome("again", "gone"))
         assert "import_lost" not in self.given_up(warm_shard)
 
