@@ -17,7 +17,7 @@ from stoker.kit.daemon import DaemonContext
 from stoker.kit.workers.pool import WorkerPool
 from stoker.store.errors import DataError
 from stokerd.common.files_list import insist_known, read_files_list
-from stokerd.download.state import State
+from stokerd.download.state import State, Work
 
 LISTING_EVERY_S = 5.0  # between two writes of an incomplete listing
 VANISHED_SHOWN = 20
@@ -30,7 +30,9 @@ class Source(Generic[L]):
     is that of the listing, `origin` names the source that it revises. `written` is the last written listing.
     """
 
-    def __init__(self, context: DaemonContext, pool: WorkerPool[Any], rules: Rules[L], *, shown: str) -> None:
+    def __init__(
+        self, context: DaemonContext, pool: WorkerPool[Work], rules: Rules[L], *, shown: str
+    ) -> None:
         self.context, self.pool, self.shown = context, pool, shown
         self.pipeline, self.events, self.layout = context.pipeline, context.events, context.layout
         self.dataset = self.pipeline.dataset.name
