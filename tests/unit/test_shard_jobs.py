@@ -269,7 +269,7 @@ class TestTokenizer:
         return [path for path, _ in training.files]
 
     def test_the_dataset_is_pinned_to_what_it_was_trained_on(self, shard: Shard) -> None:
-        assert tokenizer.is_wanted(shard.dataset)
+        assert tokenizer.task_of(shard.dataset)
         job = shard.job("tokenizer", tokenizer.SUBJECT)
         shard.hear(job.subject, {"kind": "progress", "percent": 40})
         shard.hear(job.subject, {"kind": "progress", "reading": "a.parquet", "bytes": 5})
@@ -278,7 +278,7 @@ class TestTokenizer:
         assert effects == ["WritePin", "dataset_pinned"]
         trained_on = shard.data.pin().tokenizer_trained_on
         assert [path for path, _ in trained_on or ()] == self.files(shard)
-        assert not tokenizer.is_wanted(shard.dataset)
+        assert not tokenizer.task_of(shard.dataset)
 
     def test_files_that_do_not_decode_or_changed_are_passed_over_and_it_is_trained_again(
         self, shard: Shard

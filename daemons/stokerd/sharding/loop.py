@@ -211,7 +211,7 @@ def _is_finished(dataset: DatasetState, waits_for_room: bool) -> bool:
     situation = dataset.situation
     if situation is None or dataset.is_behind or (waits_for_room and not placement.is_tried(dataset)):
         return False
-    return not decide(situation, math.inf) and not tokenizer.is_wanted(dataset)
+    return not decide(situation, math.inf) and not tokenizer.task_of(dataset)
 
 
 def summarize(state: State) -> int:

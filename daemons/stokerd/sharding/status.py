@@ -22,7 +22,6 @@ from stoker.observe.progress import ProgressTeller, Rate, shard_parts
 from stoker.store.layout import STAGE_SHARD
 from stokerd.common.observer import Observer
 from stokerd.sharding.activities import ACTIVITIES
-from stokerd.sharding.activities.build import BUILD
 from stokerd.sharding.activities.moves import MOVES
 from stokerd.sharding.activities.quarantine import VERDICTS
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
@@ -125,7 +124,7 @@ class Status:
 
     def _workers(self, state: State, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the daemon and its workers hold and use, and the largest worker of each kind."""
-        builders = dict.fromkeys(state.pool.running(BUILD.module), BUILDER)
+        builders = dict.fromkeys(state.pool.running(ACTIVITIES["build"].module), BUILDER)
         seen, largest = self._observer.look(builders, status=status), dict.fromkeys(ACTIVITIES, 0)
         for job in state.pool.jobs:
             rss_bytes = self._observer.totals.rss_bytes.get(job.worker.pid, 0)

@@ -13,7 +13,6 @@ from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.requests import Request
 from stokerd.sharding.activities import base
-from stokerd.sharding.activities.base import ShardActivity
 from stokerd.sharding.dataset import DatasetState
 from stokerd.sharding.disk import marks
 from stokerd.sharding.effects import Answer, Begin, Effect, Write, event
@@ -143,7 +142,7 @@ def _credit(dataset: DatasetState, job: Job[BuildWork], source: Source) -> bool:
     return is_further
 
 
-BUILD = ShardActivity(
+BUILD = base.ShardActivity(
     kind="build",
     module="stoker.shards.build.build_worker",
     stall_s=base.STALL_S,
@@ -211,7 +210,7 @@ def consider_requests(dataset: DatasetState) -> Iterator[Effect]:
     dataset.to_prove = waiting
 
 
-PROVE = ShardActivity(
+PROVE = base.ShardActivity(
     kind="prove", module="stoker.shards.format.proof_worker", begin=_begin_proof, on_done=_read
 )
 

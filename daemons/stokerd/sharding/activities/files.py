@@ -11,7 +11,6 @@ from stoker.kit.workers.pool import Job
 from stoker.shards.format.pinned import filters_asked
 from stoker.store.layout import record_name
 from stokerd.sharding.activities import base
-from stokerd.sharding.activities.base import ShardActivity
 from stokerd.sharding.dataset import DatasetState
 from stokerd.sharding.disk import marks
 from stokerd.sharding.effects import Begin, Effect, Write, event
@@ -78,7 +77,7 @@ def _not_staged(dataset: DatasetState, job: Job[SourceWork], outcome: Outcome) -
     return base.failed(dataset, job, outcome)
 
 
-STAGE = ShardActivity(
+STAGE = base.ShardActivity(
     kind="stage",
     module="stoker.corpus.staging.stage_worker",
     stall_s=base.STALL_S,
@@ -128,7 +127,7 @@ def _quarantined(dataset: DatasetState, job: Job[SourceWork], result: Message) -
     dataset.retries.succeeded(source.path)
 
 
-QUARANTINE = ShardActivity(
+QUARANTINE = base.ShardActivity(
     kind="quarantine",
     module="stoker.corpus.quarantine.quarantine_worker",
     begin=_begin_quarantine,

@@ -180,22 +180,17 @@ def _on_end(dataset: DatasetState, job: Job[RecheckWork], outcome: Outcome) -> I
             yield MarkFinding(kept.name, {"revalidated": utc_now(), "revalidations": times})
             about = {"path": kept.path, "folder": kept.name, "reason": words}
             yield event("quarantine_revalidated", **about, times=times)
-            yield from _refuse(dataset, kept, words, finding=True)
+            yield from _answer(dataset, kept, {"refused": words, "finding": True, "again": False})
         case "changed":
             words = "its file differs from what its receipt says: it is hashed again"
-            yield from _refuse(dataset, kept, words)
+            yield from _answer(dataset, kept, {"refused": words, "finding": False, "again": False})
             yield from dispute(dataset, source)
         case _:
             wait_s = round(dataset.retries.failed(f"{SUBJECT} {kept.name}"), 1)
             about = {"path": kept.path, "reason": outcome.reason}
             yield event("revalidate_failed", **about, retry_in_s=wait_s)
-            yield from _refuse(dataset, kept, f"it cannot be read now: {outcome.reason}", again=True)
-
-
-def _refuse(
-    dataset: DatasetState, kept: Kept, words: str, *, finding: bool = False, again: bool = False
-) -> Iterator[Effect]:
-    yield from _answer(dataset, kept, {"refused": words, "finding": finding, "again": again})
+            words = f"it cannot be read now: {outcome.reason}"
+            yield from _answer(dataset, kept, {"refused": words, "finding": False, "again": True})
 
 
 def _answer(dataset: DatasetState, kept: Kept, answer: Mapping[str, Any]) -> Iterator[Effect]:

@@ -26,12 +26,7 @@ class TokenizerWork(Work):
     percent: int | None = None
 
 
-def is_wanted(dataset: DatasetState) -> bool:
-    """Whether the tokenizer is not frozen yet and all its input is on hot."""
-    return _task(dataset) is not None
-
-
-def _task(dataset: DatasetState) -> dict[str, Any] | None:
+def task_of(dataset: DatasetState) -> dict[str, Any] | None:
     """Returns the task that freezes the tokenizer; None when it is frozen, or its input is not complete."""
     pinning, train = dataset.pinning, dataset.pipeline.tokenizer.train
     if pinning.pin is not None:
@@ -55,8 +50,8 @@ def _task(dataset: DatasetState) -> dict[str, Any] | None:
 
 def _begin(dataset: DatasetState, _subject: str) -> Iterator[Effect]:
     """Starts to train the tokenizer, or to copy the given file."""
-    task, training = _task(dataset), dataset.pinning.training
-    assert task is not None  # checked by is_wanted
+    task, training = task_of(dataset), dataset.pinning.training
+    assert task is not None  # it is due
     files = training.files if training is not None else ()
     if files:
         dataset.context.log.info("tokenizer_training", files=len(files))
@@ -105,7 +100,7 @@ TOKENIZER = ShardActivity(
     module="stoker.shards.build.tokenizer_worker",
     silent_s=3600.0,  # the merge phase sends no messages
     begin=_begin,
-    due=lambda dataset: (SUBJECT,) if is_wanted(dataset) else (),
+    due=lambda dataset: (SUBJECT,) if task_of(dataset) else (),
     on_message=_on_message,
     on_end=_on_end,
 )
