@@ -49,20 +49,34 @@ FIGURES = (
     Figure("shard_dropped_rows", "Rows that filters dropped of proven sets.", "dropped.*", DROPPED),
     Figure("shard_workers", "Workers at work.", "at_work.*", ACTIVITY),
     Figure("shard_workers_rss_bytes", "Resident bytes of all sharding workers.", "workers_rss_bytes"),
-    Figure("shard_tokens_per_second", "Tokens committed a second, over half a minute.", "tokens_per_second"),
-    Figure("shard_parquet_bytes_per_second", "Parquet bytes done a second.", "parquet_bytes_per_second"),
+    Figure(
+        "shard_tokens_per_second", "Tokens committed each second, over half a minute.", "tokens_per_second"
+    ),
+    Figure(
+        "shard_parquet_bytes_per_second",
+        "Parquet bytes brought to their end each second.",
+        "parquet_bytes_per_second",
+    ),
     Figure("shard_parquet_left_bytes", "Bytes of parquet that wait for their end.", "bytes_left"),
     Figure("shard_eta_seconds", "Seconds until all sources came to their end.", "eta_s"),
-    Figure("shard_last_progress_timestamp_seconds", "Unix time of the last progress.", "progress_at"),
+    Figure(
+        "shard_last_progress_timestamp_seconds", "Unix time at which sharding last got on.", "progress_at"
+    ),
     Figure("shard_dataset_complete", "1 when every listed source came to its end.", "complete"),
     Figure("shard_sets", "Shard sets on hot, copied to warm, and on warm only.", "sets.by_place.*", PLACE),
     Figure("shard_sets_bytes", "Bytes of the shard sets on each disk.", "sets.bytes.*", PLACE),
     Figure("shard_disk_free_bytes", "Bytes free on the disk, as last measured.", "disks.*.free_bytes", DISK),
     Figure("shard_disk_size_bytes", "Bytes of the disk's file system.", "disks.*.total_bytes", DISK),
-    Figure("shard_disk_claimed_bytes", "Bytes that all daemons claim.", "disks.*.claimed_bytes", DISK),
-    Figure("shard_disk_free_inodes", "Files that can still be made.", "disks.*.free_inodes", DISK),
+    Figure(
+        "shard_disk_claimed_bytes", "Bytes that all daemons claim of the disk.", "disks.*.claimed_bytes", DISK
+    ),
+    Figure(
+        "shard_disk_free_inodes", "Files that can still be made on the disk.", "disks.*.free_inodes", DISK
+    ),
     Figure("shard_disk_inodes", "Files that the disk's file system can hold.", "disks.*.inodes", DISK),
-    Figure("shard_disk_device", "Number of the file system; disks may share it.", "disks.*.device", DISK),
+    Figure(
+        "shard_disk_device", "Number of the disk's file system; disks may share one.", "disks.*.device", DISK
+    ),
     Figure("shard_disk_up", "1 while the disk answers.", "disks.*.up", DISK),
     Figure("shard_syncs_waiting", "Sets without a proven copy on warm.", "sets.waiting_for_sync"),
     Figure("shard_sets_wanted_cold", "Sets that a run waits for and are not on hot.", "sets.wanted_cold"),
@@ -73,7 +87,11 @@ FIGURES = (
     Figure("memory_ladder_step", "Rungs below the top of the memory ladder.", "memory.step"),
     Figure("builders_wanted", "How many builders may be at work.", "parallelism.builders"),
     Figure("copies_wanted", "How many files may be brought to hot at once.", "parallelism.copies"),
-    Figure("landing_unneeded_bytes", "Bytes of files that nothing needs any more.", "landing.unneeded_bytes"),
+    Figure(
+        "landing_unneeded_bytes",
+        "Bytes of fetched files that nothing needs any more.",
+        "landing.unneeded_bytes",
+    ),
     Figure("quarantine_files", "Things kept in quarantine.", "quarantine.files.*", KIND),
     Figure("quarantine_bytes", "Bytes kept in quarantine.", "quarantine.bytes.*", KIND),
     Figure("quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", VERDICT),
