@@ -11,7 +11,7 @@ from stokerd.download.loop import run
 
 def main() -> int:
     """Runs `stoker-download-watchdog FILE [--once] [--files-list LIST]`; returns the exit code."""
-    about = "Bring every file of the pipeline's source, prove it by its sum, and keep a receipt for it."
+    about = "Fetch every file of the pipeline's source, prove it by its checksum, and keep a receipt for it."
     return daemon_main(DOWNLOAD_WATCHDOG, run, sys.argv[1:], about=about, takes_files_list=True)
 
 

@@ -625,7 +625,7 @@ def test_what_was_staged_too_early_makes_room_for_the_file_the_tokenizer_waits_f
         assert ended.returncode == 74, ended.stderr  # there is no room for both sets
         renewed = data.events("stage_shard", "source_renewed")
         assert [(each["path"], each["reason"]) for each in renewed] == [
-            ("001.parquet", "000.parquet needs its room first")
+            ("001.parquet", "000.parquet needs its space first")
         ]
         assert data.states() == {"000.parquet": "released", "001.parquet": "seen"}
         assert data.pin().tokenizer_trained_on == (("000.parquet", data.sources()["000.parquet"].sha256),)

@@ -138,7 +138,7 @@ def test_kills_of_daemon_and_worker_cost_no_durable_byte(hub: LoopbackHub, tmp_p
 def test_a_worker_that_stands_still_is_replaced(hub: LoopbackHub, tmp_path: Path) -> None:
     repo = "org/hang"
     put(hub, repo, {"a.parquet": noise(SIZE, 1)})
-    data = from_hub(tmp_path, hub, repo, download__stall="6s")  # a server is slow after 2 s below 20 KiB a second
+    data = from_hub(tmp_path, hub, repo, download__stall="6s")  # slow after 2 s below 20 KiB a second
     hub.fault("trickle", path=repo, after=CUT, seconds=0.05, times=2)
     daemon = data.start(WATCHDOG)
     try:

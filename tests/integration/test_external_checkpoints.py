@@ -198,7 +198,7 @@ def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_
     assert exit_code(["audit", str(run.data.file)]) == 0
     assert "own: balanced\n" in (told_by_audit := capsys.readouterr().out) and "  plan " not in told_by_audit
     assert exit_code(["generate", str(run.data.file)]) == 64
-    assert "of a trainer of your own: Stoker knows no model in it" in capsys.readouterr().err
+    assert "of an external trainer: Stoker knows no model in it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["told", "found"])

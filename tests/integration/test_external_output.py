@@ -47,6 +47,19 @@ def test_steps_and_losses_of_a_trainer_that_knows_nothing_of_stoker_are_in_the_l
     ]
 
 
+def test_a_trainer_that_has_just_begun_is_loading_however_long_the_machine_is_up(tmp_path: Path) -> None:
+    run = make_external(tmp_path, "import time; time.sleep(600)")
+    daemon = run.start()
+    try:
+        shown = wait_until(
+            lambda: (told := run.data.status(TRAIN_SUPERVISOR)).get("trainer_pid") and told, what="a trainer"
+        )
+        assert shown["phase"] == "load"
+        assert not shown["unread"], "a minute has not passed since its launch"
+    finally:
+        assert daemon.stop() == 0
+
+
 FLOODS = r"""
 import os, signal, socket, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

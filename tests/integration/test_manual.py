@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import shlex
 import shutil
@@ -10,17 +11,51 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.main import exit_code
-from support.manual import commands, filled
+from support.manual import ROOT, commands, filled
 from support.training import TrainPipeline, make_training
 
-# What begins work, asks running daemons, needs torch or a file in /etc/stoker is typed by tests of its own.
+# What has no end, needs torch, other files or a file in /etc/stoker, and who types it.
+ELSEWHERE = {
+    "run": "integration/test_stoker_run.py",
+    "watch": "integration/test_cli_watch.py",
+    "download": "integration/test_cli_download.py",
+    "replay": "integration/test_replay.py",
+    "generate": "integration/test_stoker_run.py",
+    "export": "integration/test_export_import.py",
+    "export-model": "unit/test_training_model_export.py",
+    "import": "integration/test_export_import.py",
+    "memory": "integration/test_memory_record.py",
+    "units": "unit/test_cli_units.py",
+}
 NOT_HERE = re.compile(
-    r"stoker (run|train|replay|generate|export|export-model|watch|import|memory|reload|download|units)\b"
+    rf"stoker ({'|'.join(ELSEWHERE)})(?![\w-])"
     r"|stoker verify downloads FILE --accept"  # of a file that was found rotten
 )
 ALONE = ("stoker version", "stoker client > stoker_client.py")
 PYTHON = re.compile(r"\bNone\b|\bb'|\bTraceback\b")  # for nobody to read
 USAGE, BUG, CONFIGURATION = 64, 70, 78
+
+
+def test_each_command_that_is_not_typed_here_is_typed_by_a_test_of_its_own() -> None:
+    for command, file in ELSEWHERE.items():
+        text = (ROOT / "tests" / file).read_text()
+        assert re.search(rf'"{command}"|invoke\({command.replace("-", "_")}\b', text), f"{file}: {command}"
+
+
+def test_each_unit_that_the_manual_names_is_shipped() -> None:
+    """Those that show something are typed in the throw-away systemd."""
+    shipped = [file.name for file in (ROOT / "deploy" / "systemd").glob("*@.*")]
+    named = [
+        (command, word)
+        for command in commands()
+        if not command.startswith("stoker ")
+        for word in re.findall(r"stoker[\w*-]*@[\w.*]*", command)
+    ]
+    assert len(named) > 20
+    for command, word in named:
+        unit = re.sub(r"@(NAME|fineweb)", "@", word)
+        unit = unit if "*" in unit or "." in unit else f"{unit}.service"
+        assert fnmatch.filter(shipped, unit), f"`{command}` names no unit"
 
 
 def typed() -> list[tuple[str, str]]:
@@ -58,6 +93,9 @@ def test_every_stoker_command_of_the_manual_answers(
         "ID": bad.name,
         "KEY": next(iter(run.data.sets())),
         "PATH": "0.parquet",
+        "checkpoint PATHS": f"checkpoint {run.run.checkpoints}",
+        "parquet PATHS": f"parquet {run.data.source / '0.parquet'}",
+        "shards PATHS": f"shards {tmp_path / 'hot' / 'shards'}",
         "N": "5",
         "OUT": "rows.parquet",
         "COMMAND": "status",

@@ -84,7 +84,7 @@ def started() -> Iterator[list[Recording]]:
 
 def test_an_end_is_passed_on_and_marks_are_kept(tmp_path: Path) -> None:
     # Until a sample has seen the second process, which the wait is, and PSS, which is measured beside it.
-    seen = 'until grep -qE ",sample,2,[0-9]+,[0-9]+," $0; do sleep 0.02; done'
+    seen = 'until grep -qE ",sample,2,[0-9]+,[0-9]+,.*sleep [0-9]+; sh" $0; do sleep 0.2; done'
     script = f'echo one >&$STOKER_MARK_FD; printf "\\377 two" >&$STOKER_MARK_FD; {seen}; exit 7'
     ended = record(tmp_path / "x.csv", "--", "sh", "-c", script, str(tmp_path / "x.csv"))
     assert ended.returncode == 7
@@ -97,7 +97,7 @@ def test_an_end_is_passed_on_and_marks_are_kept(tmp_path: Path) -> None:
     assert [row["kind"] for row in rows].count("exit") == 1
     samples = [row for row in rows if row["kind"] == "sample"]
     assert all(int(row["rss_bytes"]) > 0 and int(row["available_bytes"]) > 0 for row in samples)
-    assert any(0 < int(row["pss_bytes"] or 0) <= int(row["rss_bytes"]) for row in samples)
+    assert any(0 < int(row["uss_bytes"] or 0) <= int(row["pss_bytes"]) for row in samples)
     assert int(last["peak_rss_bytes"]) >= max(int(row["rss_bytes"]) for row in samples)
 
 
@@ -195,30 +195,20 @@ def test_a_process_is_watched_until_it_ends(tmp_path: Path, started: list[Record
     assert not (tmp_path / "z.csv").exists()
 
 
-def test_another_process_with_the_same_pid_is_not_recorded(tmp_path: Path) -> None:
-    """As the recorder sees it that was not running while the pid changed hands."""
-    program = f"""
-import os
-from pathlib import Path
-from stoker.memory.recorder import ProcessRecorder, find_process
-from stoker.memory.recording import RecordingFile
-process, pidfd = find_process(os.getppid())
-other = process._replace(start_ticks=process.start_ticks - 1)
-recorder = ProcessRecorder(RecordingFile(Path({str(tmp_path / "x.csv")!r}), print), 0.1, other, pidfd)
-recorder._sample()
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=LONG_S)
-    (row,) = rows_of(tmp_path / "x.csv")
-    assert (row["processes"], row["rss_bytes"]) == ("0", "0")
-
-
 def test_a_csv_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
     ended = record(Path("/dev/full"), "--", "touch", str(tmp_path / "ran"))
     assert ended.returncode == 74
     assert ended.stderr.startswith("stoker: cannot write /dev/full: No space left on device; free space")
     assert not (tmp_path / "ran").exists()
-    for words in ([], ["--pid", "1", "--", "true"], ["--pid", "1", "--python"]):
-        assert record(tmp_path / "x.csv", *words).returncode == 64
+    refusals = {
+        "name either a process": [],
+        "--memray is for a command; `python -m memray attach 1`": ["--pid", "1", "--memray"],
+        "--python has gone; --memray records": ["--python", "--", "true"],
+    }
+    for told, words in refusals.items():
+        ended = record(tmp_path / "x.csv", *words)
+        assert ended.returncode == 64
+        assert told in ended.stderr
 
 
 @pytest.mark.root
@@ -252,46 +242,23 @@ def test_a_disk_that_fills_is_said_once_and_the_command_goes_on(tmp_path: Path) 
     assert all(row["note"] is not None for row in rows)
 
 
-PYTHON = """
-import csv, os, sys, time
-assert sys.argv[1:] == ["word"] and "sitecustomize" in sys.modules
-import hidden_site
-assert hidden_site.LOADED
-keep = [bytes(1000) for _ in range(20000)]
-if "pyarrow" in os.environ["WANTED"]:
-    import pyarrow as pa
-    held = pa.allocate_buffer(3 << 20)
-has_arrow = "pyarrow" in sys.modules
-while not any(int(row["traced_bytes"] or 0) > 20_000_000 and (row["arrow_bytes"] == "3145728") == has_arrow
-              for row in csv.DictReader(open(os.environ["CSV"]))):
-    time.sleep(0.05)
-"""
-
-
-@pytest.mark.parametrize("wanted", ["", "pyarrow"])
-def test_a_python_program_reports_from_inside(
-    wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "hidden_site.py").write_text("LOADED = False")
-    (site / "sitecustomize.py").write_text("import hidden_site; hidden_site.LOADED = True")
-    (tmp_path / "program.py").write_text(PYTHON)
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.setenv("WANTED", wanted)
-    path = tmp_path / "x.csv"
-    monkeypatch.setenv("CSV", str(path))
-    ended = record(path, "--python", "--", sys.executable, str(tmp_path / "program.py"), "word")
-    assert ended.returncode == 0, ended.stderr
-    rows = rows_of(path)
-    assert {row["arrow_bytes"] for row in rows} >= ({str(3 << 20)} if wanted else {""})
-    assert "program.py:6 19." in rows[-1]["note"]
-
-
-def test_a_program_that_is_no_python_is_recorded_all_the_same(tmp_path: Path) -> None:
-    ended = record(tmp_path / "x.csv", "--python", "--", "sh", "-c", "exit 4")
-    assert ended.returncode == 4
-    assert "no Python program of the command reported" in ended.stderr
+def test_memray_tells_what_the_lines_of_a_program_held(tmp_path: Path) -> None:
+    text = "import sys; keep = [bytes(1 << 20) for _ in range(9)]; sys.exit(len(sys.argv))"
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    for name, words in {"file": [str(program)], "word": ["-c", text]}.items():
+        ended = record(tmp_path / name, "--memray", "--", sys.executable, "-u", *words, "-m", "word")
+        assert ended.returncode == 3, ended.stderr
+        assert rows_of(tmp_path / name)[-1]["exit_code"] == "3"
+        inside = tmp_path / f"{name}.memray"
+        assert f"-m memray flamegraph {inside}` shows which lines held memory" in ended.stderr
+        stats = [sys.executable, "-m", "memray", "stats", str(inside)]
+        told = subprocess.run(stats, capture_output=True, text=True, check=True).stdout
+        assert re.search(r"9\.437MB total \| 9 allocations", told)
+    lacking = record(tmp_path / "y.csv", "--memray", "--", "sh", "-c", f"touch {tmp_path}/ran")
+    assert lacking.returncode == 69
+    assert "sh is no Python with memray: install it there" in lacking.stderr
+    assert not {tmp_path / "y.csv", tmp_path / "ran"} & {*tmp_path.iterdir()}
 
 
 def test_the_memory_on_gpus_is_that_of_the_tree_and_a_driver_that_hangs_holds_up_nothing(
@@ -323,10 +290,12 @@ def test_diagnose_names_the_pattern_that_accumulates(tmp_path: Path) -> None:
     found = json.loads(ended.stdout)
     assert found["culprit"] == "accumulating"
     assert 20 < found["bytes_per_token"] < 60
-    assert found["sentence"].startswith("Accumulating is what grows: ")
+    assert found["sentence"].startswith("Accumulating: this is what grows, by ")
     grown = {name: one["grown_bytes"] for name, one in found["patterns"].items()}
     # A reader's buffers stay, whatever the file's size; what accumulates may find room that the round before
     # has left, where nothing was given back.
     assert 4 * max(grown["read"], grown["tokenize"]) < grown["release"]
     documents = {one["documents"] for one in found["patterns"].values()}
     assert documents == {6000 - len(range(11, 6000, 29))}
+    ended = subprocess.run([*words, "--text-column", "none"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, "no single column 'none'" in ended.stderr) == (65, True)

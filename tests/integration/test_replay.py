@@ -73,7 +73,7 @@ def stop_and_replay(troubled: TrainPipeline, out: Path) -> None:
     first.send_signal(signal.SIGTERM)
     code, said, errors = ended(first)
     assert code == 130, said + errors
-    assert "the same command goes on from there" in said
+    assert "the same command continues from there" in said
     assert processes_with_environment("STOKER_RUN_DIR", str(out / "run")) == []
     code, said, errors = ended(replay(troubled, out, "--json"))
     assert code == 0, said + errors

@@ -93,7 +93,7 @@ def test_a_longer_horizon_of_wsd_starts_where_its_decay_began_or_says_why_not(
     run = wsd(tmp_path / "wsd", shard_sets, 88)
     assert run.once().returncode == 0
     (missing,) = run.events("milestone_missing")
-    assert missing["step"] == 60 and "goes on from step 80" in missing["message"]
+    assert missing["step"] == 60 and "continues from step 80" in missing["message"]
     assert run.last_step() == 88 and read_timelines(run.run.timelines).current == 1
 
 

@@ -271,7 +271,7 @@ def test_launches_that_get_nowhere_halt_the_run_until_its_file_changes_or_somebo
     daemon = run.start()
     try:
         text = wait_until(lambda: told(run, "  halted "), what="the status")
-        assert "stoker resume FILE" in text and "brought no new proven checkpoint" in text
+        assert "stoker resume FILE" in text and "left no new proven checkpoint" in text
         assert run.metrics()["stoker_train_halted",] == 1.0
         run.run.heldout.write_bytes(whole)
         assert exit_code(["resume", str(run.data.file)]) == 0
@@ -292,7 +292,7 @@ def test_a_paused_run_seals_and_stays_paused_over_restarts(shard_sets: Path, tmp
     try:
         run.wait_for_step(5)
         assert exit_code(["pause", str(run.data.file)]) == 0
-        assert "stoker resume goes on" in wait_until(lambda: told(run, "paused by uid"), what="the status")
+        assert "stoker resume continues" in wait_until(lambda: told(run, "paused by uid"), what="the status")
         assert run.checkpoints() == [f"step-{run.last_step():09d}"]
         assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
     finally:

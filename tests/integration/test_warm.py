@@ -420,6 +420,6 @@ def test_a_disk_without_room_is_said_with_numbers_and_staging_waits(tmp_path: Pa
     assert ended.returncode == 74
     short = data.events("stage_shard", "disk_short")
     assert len(short) == 1
-    assert re.match(r"staging \S+ waits for room on hot: it takes", short[0]["reason"])
+    assert re.match(r"staging \S+ waits for space on hot: it takes", short[0]["reason"])
     assert f"{format_bytes(disk.total - (1 << 20))} stays free (stage.free_floor)" in short[0]["reason"]
     assert data.states() == {"a.parquet": "seen"}

@@ -14,8 +14,8 @@ from support.waiting import wait_until
 
 # Runs at the start of every Python that finds it on its path: the trainer halts after writing a step's row or
 # telling a phase, the sealer before a step's files and after half of them, the build worker after telling a
-# phase or so many messages, the tokenizer's after telling a percentage, an import after a part of it, where a
-# file beside this one asks for it; each file asks once.
+# phase or so many messages, the tokenizer's after telling a percentage, an import before its output has its
+# name, where a file beside this one asks for it; each file asks once.
 _SITE = """
 import itertools, os, signal, sys
 
@@ -50,10 +50,9 @@ if "stoker.checkpoints.sealer" in sys.orig_argv[1:4]:
         lambda call, writer, name, chunks: f"half-{writer.step}" if name == "trainer.json" else None,
     )
 if sys.orig_argv[2:3] == ["import"]:
-    from stoker.shards.exchange import import_set
-    for word, function in (("copied", "_copy"), ("claimed", "_note"), ("published", "publish_dir")):
-        halt_after(import_set, function, lambda call, *arguments, word=word, **named: word)
-if "stoker.shards.build.build_worker" in sys.orig_argv[1:4]:
+    from stoker.exchange import import_
+    halt_after(import_, "convert", lambda call, *arguments: "converted")
+if {"stoker.shards.build.build_worker", "support.line_worker"} & {*sys.orig_argv[1:4]}:
     from stoker.kit.workers.child import Report
     halt_after(
         Report,

@@ -32,7 +32,7 @@ def list_hub(
         **changes,
     }
     clean = {"HF_TOKEN": "", "CREDENTIALS_DIRECTORY": "", "NO_PROXY": "*", **(environ or {})}
-    worker = Worker("stoker.corpus.source.remote_worker", task, name="hub", environ=clean)
+    worker = Worker("stoker.corpus.source.hub_worker", task, name="hub", environ=clean)
     said: list[dict[str, Any]] = []
 
     def ended() -> WorkerExit | None:

@@ -1,4 +1,4 @@
-"""What other projects leave behind, written by hand: token files with and without header, and notes."""
+"""What other programs leave behind, written by hand, and the shard sets that `stoker import` once made."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ import hashlib
 import json
 import random
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stoker.corpus.records.dataset import DatasetPin, TokenizerPin
-from stoker.shards.exchange.import_set import ImportTask
+from stoker.corpus.records.dataset import DatasetPin, read_pin, write_pin
+from stoker.corpus.records.sources import SPLITS, Books, Source, write_source
+from stoker.shards.format.identity import dtype_for, set_key
+from stoker.shards.format.manifest import (
+    BUILD_NOTE,
+    TOKEN_BYTES,
+    DataFile,
+    EndOfText,
+    Manifest,
+    data_name,
+    write_manifest,
+)
+from stoker.store.direct import hash_file
+from stoker.store.files import canonical_json
 from stoker.store.layout import HotLayout, StateLayout
 
 EOT = 0
@@ -68,21 +80,71 @@ def write_predecessor(
     return directory
 
 
-PINNED = hashlib.sha256(b"tokenizer").hexdigest()
-
-
-def import_task(home: Path, place: Path, *, vocab_size: int = 300, **changes: Any) -> ImportTask:
-    """The task for an import; its tokenizer is made up."""
-    tokenizer = TokenizerPin("tokenizer.json", PINNED, vocab_size, EOT)
-    task = ImportTask(
-        place=place,
-        layout=StateLayout(home / "state"),
-        hot=HotLayout(home / "hot"),
-        pin=DatasetPin("prose", 1, "ab" * 32, {"shard_tokens": 500}, tokenizer, {}),
-        sources={},
-        taken=(),
-        floor=0,
-        stated_tokenizer=None,
-        trust_tokenizer=True,
+def import_set(
+    layout: StateLayout,
+    hot: HotLayout,
+    pin: DatasetPin,
+    train: Sequence[int],
+    *,
+    where: EndOfText | None = "after",
+    path: str = "import/web",
+) -> Source:
+    """Publish and record a shard set of these tokens, byte for byte as the earlier `stoker import` did."""
+    tokenizer, dtype = pin.tokenizer, dtype_for(pin.tokenizer.vocab_size)
+    building = hot.building / "import-by-a-test"
+    building.mkdir(parents=True)
+    files: dict[str, DataFile] = {}
+    streams = {"train": np.asarray(train, dtype), "val": np.empty(0, dtype)}
+    for split in SPLITS:
+        parts = _shards(streams[split], tokenizer.eot, where, int(pin.build["shard_tokens"]))
+        for number, (tokens, ends) in enumerate(parts):
+            for kind, data in (("bin", tokens), ("idx", ends)):
+                file = building / data_name(split, number, kind)
+                data.tofile(file)
+                counted = (tokens.size, ends.size if where else None) if kind == "bin" else ()
+                files[file.name] = DataFile(file.stat().st_size, hash_file(file).sha256, *counted)
+    hashes = {split: hashlib.sha256(ids.tobytes()).hexdigest() for split, ids in streams.items()}
+    content = hashlib.sha256(canonical_json({"import": 1, "dtype": dtype, **hashes})).hexdigest()
+    bins = {split: [files[name] for name in files if name.startswith(f"{split}-")] for split in SPLITS}
+    documents = [sum(file.documents or 0 for file in bins[split]) if where else None for split in SPLITS]
+    total = sum(one or 0 for one in documents) if where else None
+    tokens = len(train)
+    books = Books(None, total, None, tokens, documents[0], tokens, documents[1], 0, None)
+    manifest = Manifest(
+        dataset=pin.dataset,
+        key=set_key(content, pin.build_id),
+        build_id=pin.build_id,
+        source_size=tokens * TOKEN_BYTES[dtype],
+        source_sha256=content,
+        tokenizer_sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        eot=tokenizer.eot,
+        dtype=dtype,
+        books=books,
+        files=files,
+        end_of_text=where,
     )
-    return replace(task, **changes)
+    write_manifest(building, manifest)
+    (building / BUILD_NOTE).write_text('{"imported":{"from":"nanogpt"},"source":"import/web","v":1}\n')
+    target = hot.shards(pin.dataset) / manifest.key[:16]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building.rename(target)
+    seen = Source(pin.dataset, path, manifest.source_size, content, imported=True)
+    source = seen.moved("proven", key=manifest.key, manifest_sha256=manifest.sha256, books=books)
+    write_source(layout, source)
+    if (kept := read_pin(layout, pin.dataset)) is not None:
+        write_pin(layout, replace(kept, listing=(*kept.listing, path)))
+    return source
+
+
+def _shards(ids: Any, eot: int, where: str | None, most: int) -> Iterator[tuple[Any, Any]]:
+    """The tokens of each shard, and where its documents end: full with the first that ends behind `most`."""
+    places = np.flatnonzero(ids == eot) + (where == "after")
+    if where is None:
+        places = np.arange(most, ids.size, most)
+    start, ends = 0, list[int]()
+    for end in [*(int(place) for place in places if 0 < place < ids.size), ids.size]:
+        ends.append(end - start)
+        if end - start >= most or end == ids.size:
+            yield ids[start:end], np.array([one for one in ends if one], "<u8")
+            start, ends = end, []

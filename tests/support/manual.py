@@ -1,4 +1,4 @@
-"""The commands that the manual has people type: of README, docs, units and the tables of event types."""
+"""The commands that the manual has people type: of README, docs and the tables of event types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.kit.event_types import register
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy" / "systemd" / "README.md")
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 _FENCED = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _BEFORE = re.compile(r"^(sudo (-u \w+ )?)?(\.venv/bin/)?")

@@ -192,7 +192,7 @@ def _named(pid: int) -> str:
     except OSError:
         return ""
     found = _NAME.search(words)
-    if found is None or words.startswith("strace") or "stoker.kit.exec" in words:
+    if found is None or words.startswith("strace"):
         return ""
     return next(group for group in found.groups() if group)
 

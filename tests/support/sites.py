@@ -6,7 +6,9 @@ from pathlib import Path
 
 SMALL_TRAINER = Path(__file__).with_name("small_trainer")
 _TRAINERS_SITE = f"""
-import os, runpy
+import os, runpy, sys
+if "stoker.kit.exec" in sys.orig_argv[:4]:  # the launcher, which runs a module of ours in this interpreter
+    sys.orig_argv = sys.orig_argv[sys.orig_argv.index("--") + 1 :]
 if "STOKER_TEST_TRAINER" in os.environ:
     runpy.run_path({str(SMALL_TRAINER / "sitecustomize.py")!r})
 """

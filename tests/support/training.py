@@ -152,13 +152,14 @@ def never_two(*found: Callable[[], list[ProcessId]]) -> Iterator[None]:
 
 
 def runs(process: ProcessId, module: tuple[str, ...]) -> bool:
-    """Whether a process is `python -m module`, and not the launcher on its way to becoming it."""
+    """Whether a process is `python -m module`, by itself or in the launcher's interpreter."""
     try:
-        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")
     except OSError:
         return False
-    head = tuple(word.decode() for word in words[1:4] if word != b"-P")
-    return head[:2] == module
+    if "stoker.kit.exec" in words[:4]:
+        words = words[words.index("--") + 1 :]
+    return tuple(word for word in words[1:4] if word != "-P")[:2] == module
 
 
 SLOW_ENOUGH = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 4, "ffn_width": 128}

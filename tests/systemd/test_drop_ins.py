@@ -106,7 +106,7 @@ def test_a_trainer_of_ones_own_writes_where_it_runs_and_a_home_and_nowhere_else(
     box.write("/code/own/train.sh", TRAINER)
     box.run("chown", "-R", "stoker", "/code")
     said = box.run(STOKER, "units", "/etc/stoker/own.yaml", "--write").stderr
-    assert "with a trainer of your own: stoker-train-supervisor@own.service has an exposure of 1." in said
+    assert "with an external trainer: stoker-train-supervisor@own.service has an exposure of 1." in said
     box.run("systemctl", "daemon-reload")
 
     box.run("systemctl", "start", "stoker-train-supervisor@own.service")

@@ -28,9 +28,9 @@ REPO = Path(__file__).resolve().parents[2]
 DAEMONS = ("download-watchdog", "stage-shard", "train-supervisor")
 PIPELINE = training("thread", "every: 30m")
 
-# The README's own lines set the box up, word for word but for the pipeline's name.
-README = (REPO / "deploy" / "systemd" / "README.md").read_text().replace("fineweb", "thread")
-*INSTALL, ENABLE, JOURNAL = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[0].splitlines()
+# The guide's own lines set the box up, word for word but for the pipeline's name.
+GUIDE = (REPO / "docs" / "install.md").read_text().replace("fineweb", "thread")
+*INSTALL, ENABLE, JOURNAL = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)[0].splitlines()
 SUDO = """#!/bin/sh
 if [ "$1" = -u ]; then user=$2; shift 2; exec runuser -u "$user" -- "$@"; fi
 exec "$@"
@@ -222,7 +222,7 @@ def test_prometheus_as_its_own_user_scrapes_the_units_and_an_orderly_stop_takes_
         found: list[Any] = json.loads(box.run(sys.executable, "-c", SCRAPE, address).stdout)["data"]["result"]
         return found
 
-    guide = (REPO / "docs" / "operating.md").read_text()
+    guide = (REPO / "docs" / "monitoring.md").read_text()
     (copy,) = re.findall(r"^sudo (cp -r deploy/prometheus/\S+ \S+)", guide, re.MULTILINE)
     hurry = "sed -i 's/: 1[05]s$/: 1s/' /etc/prometheus/prometheus.yml"
     box.run("sh", "-c", f"cd /root/checkout && {copy} && {hurry}")

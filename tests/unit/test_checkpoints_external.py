@@ -254,7 +254,7 @@ class TestWatching:
 
     def test_a_told_path_is_sealed_at_once_with_what_was_told(self, ground: Ground) -> None:
         watch = ground.watch(None)
-        path = ground.save("a  b\tc/ckpt.pt", b"one")
+        path = ground.save("a  b\tc/ck  p\tt.pt", b"one")
         hear(watch, 70, tokens=700, val_loss=2.5)
         hear(watch, 75, tokens=750, val_loss=2.4)
         watch.hear(str(path), 70, time.time())
@@ -263,7 +263,7 @@ class TestWatching:
         assert (body["tokens"], body["val_loss"], body["external"]["path"]) == (
             700,
             2.5,
-            "out/a  b\tc/ckpt.pt",
+            "out/a  b\tc/ck  p\tt.pt",
         )
         (ground.root / "timelines.jsonl").unlink()  # the supervisor restores it from an older checkpoint
         ground.save("ckpt.pt", b"the second")
@@ -317,6 +317,17 @@ class TestWatching:
         assert ground.sealed == ["step-000000100", "step-000000200", "step-000000300"]
         assert steps == [None, 200, None]
 
+    def test_a_save_waits_until_all_is_heard_that_was_printed_before_it(self, ground: Ground) -> None:
+        watch = ground.watch(quiet_s=0.0)
+        saved_at = time.time() + 60  # so that no busy machine makes it old
+        hear(watch, 51, at=saved_at - 10)
+        os.utime(ground.save("last.ckpt", b"of step 100"), (saved_at, saved_at))
+        ground.quiet(watch)
+        assert ground.sealed == []
+        watch.heard.append((saved_at - 1, saved_at + 1, {"step": 100}))
+        ground.quiet(watch)
+        assert [one["step"] for one in ground.told("sealed")] == [100]
+
     @pytest.mark.parametrize(
         ("name", "heard", "saved_at", "step"),
         [
@@ -363,7 +374,7 @@ class TestWatching:
         # A trainer that began again from the start writes steps that are sealed already.
         ground.save("step-10.pt", b"another")
         ground.quiet(again)
-        assert "begin again" in ground.told("refused")[0]["reason"]
+        assert "start over" in ground.told("refused")[0]["reason"]
         assert len(ground.sealed) == 2
 
     def test_a_state_that_was_given_up_is_not_sealed_again(self, ground: Ground) -> None:

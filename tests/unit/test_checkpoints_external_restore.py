@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from crash import Crash, check_crashes
-from stoker.checkpoints.external import restoring
+from stoker.checkpoints.external import restoring, worker
 from stoker.checkpoints.external.find import look_at
 from stoker.checkpoints.external.restoring import Restored, restore
 from stoker.checkpoints.external.worker import main, next_look_s
@@ -188,6 +189,29 @@ def test_newer_half_and_given_up_states_are_put_aside_and_no_others(ground: Grou
     assert left == ["step-10.pt", "step-20.pt", "step-5.pt", "unsealed.pt"]
     # At the beginning nothing may be resumed from.
     assert len(main(task(ground, None), report)["aside"]) == 4
+
+
+def test_what_cannot_be_put_aside_or_removed_is_told_and_keeps_no_launch_from_beginning(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests run as root, who may rename and remove everything."""
+    ground.save("step-10.pt", b"10")
+    ground.watch().look(AT_REST)
+    ground.save("step-20.pt", b"20")
+    for name in ("put_aside", "drop_asides"):
+        monkeypatch.setattr(worker, name, _refused)
+    told = list[tuple[str, dict[str, Any]]]()
+    report = cast(Report, lambda word, **words: told.append((word, words)))
+    report.stopping = False
+    found = main(task(ground, 10), report)
+    assert (found["status"], found["aside"], found["dropped"]) == ("equal", [], [])
+    [words] = [words for word, words in told if word == "refused"]
+    assert (words["path"], words["is_newest"]) == (str(ground.out / "step-20.pt"), True)
+    assert "cannot be put aside" in words["reason"] and "Permission denied" in words["reason"]
+
+
+def _refused(*_: Any, **__: Any) -> Path:
+    raise PermissionError(errno.EACCES, "Permission denied", "out")
 
 
 def test_what_is_put_aside_is_kept_within_a_budget(ground: Ground, report: Report) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,36 @@ def test_a_sealed_checkpoint_is_proven_and_sha256sum_agrees(tmp_path: Path) -> N
     assert names(tmp_path) == [path.name]
     assert prove_checkpoint(path).verdict == "proven"
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=path, check=True)
+
+
+def test_a_write_waits_for_no_hash_that_is_late_by_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_given, late = threading.Event(), list[int]()
+
+    class Late:
+        def __init__(self) -> None:
+            self._digest = hashlib.sha256()
+
+        def update(self, piece: memoryview) -> None:
+            if not all_given.wait(5.0):
+                late.append(len(piece))
+                all_given.set()
+            self._digest.update(piece)
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    def pieces() -> Iterator[bytes]:
+        yield from (bytes([number]) * (1 << 20) for number in range(8))
+        all_given.set()
+
+    monkeypatch.setattr(seal_module, "hashlib", SimpleNamespace(sha256=Late))
+    with CheckpointWriter(tmp_path, 1, "l1") as writer:
+        writer.add("model.bin", pieces())
+    assert not late, "the write waited for a hash"
+    whole = b"".join(bytes([number]) * (1 << 20) for number in range(8))
+    assert writer.listed["model.bin"]["sha256"] == hashlib.sha256(whole).hexdigest()
 
 
 def test_the_body_lists_every_file_but_itself_and_the_sums(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_steps_that_were_given_up_are_shown_for_their_timeline(
     }
     assert states[entry, offset] == "skipped"
     assert exit_code(["where", str(site.file), f"{path}:{row}"]) == 0
-    assert "skipped: a rollback passed over it" in capsys.readouterr().out
+    assert "skipped by a rollback" in capsys.readouterr().out
 
 
 def test_what_is_not_sealed_or_not_made_yet_is_said_so(

@@ -92,10 +92,10 @@ def test_the_figures_are_those_of_plan_log_and_rollback(
     for words in (
         "run main of small: step 15 of 60, epoch 0, entry 0 offset 102",
         f"= 90 applied + 12 skipped + 0 remainder + {len(run.order) - 102} ahead",
-        "1 from step 10 of timeline 0 (spike; passes over [0, 60] to [0, 72])",
+        "1 from step 10 of timeline 0 (spike; skips [0, 60] to [0, 72])",
         f"being read, {102 / windows[0]:.0%}",
         "entry 2 is due in",
-        "passed over bad.parquet: quarantined",
+        "skipped bad.parquet: quarantined",
         "low water   entry 0 offset 42",
     ):
         assert words in out, out

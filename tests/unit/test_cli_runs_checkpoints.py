@@ -84,6 +84,7 @@ def test_a_checkpoint_is_shown_with_what_keeps_it(paper: OnPaper, capsys: pytest
     for step in (10, 20, 30):
         seal(paper.run.checkpoints, step)
     (paper.run.checkpoints / "step-000000030" / BODY).write_text("{")
+    seal(paper.run.checkpoints, 31, external={"path": "out/last.pt", "step": None})
     row = checkpoint.look(paper.pipeline, "main")["checkpoints"][0]
     assert not row["mirrored"]
     body = json.loads((paper.run.checkpoints / "step-000000010" / BODY).read_text())
@@ -98,5 +99,6 @@ def test_a_checkpoint_is_shown_with_what_keeps_it(paper: OnPaper, capsys: pytest
     assert " 3.5000  proven" in rows[0] and " 3.2500 at 15  sealed" in rows[1]
     assert rows[0].endswith("  proven, mirrored") and rows[1].endswith("  sealed")
     assert rows[2].split() == ["30", "its", "checkpoint.json", "cannot", "be", "read"]
+    assert rows[3].endswith("  sealed, its step is unknown")
     paper.status["body"]["run"] = "another"
     assert ask(paper, capsys, "checkpoint", "list")[2].endswith("  sealed, mirrored")

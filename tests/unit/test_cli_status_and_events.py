@@ -147,6 +147,7 @@ def test_status_shows_daemons_data_and_run(running: Pipeline, capsys: pytest.Cap
         "  launches           3",
     ):
         assert line in text.splitlines(), text
+    assert text.index("\nrun\n") < text.index("\ndata\n"), "what matters most comes first"
 
 
 def test_a_terminal_gets_the_status_folded_and_coloured_by_state() -> None:
@@ -190,18 +191,16 @@ def test_a_check_is_failed_by_a_daemon_that_does_not_run_and_by_one_that_hangs(r
 
 def test_a_stopped_daemon_has_no_speed() -> None:
     stopped = {"running": False, "state": "stopped", "pid": None, "since": "x", "metrics": None, "body": {}}
-    older = {"sets": 0, "documents_not_known": 0, "by_documents": {}}  # as an older version wrote it
     daemons = {
         "download_watchdog": stopped,
-        "stage_shard": {**stopped, "body": {**SHARD, "imported": older}},
+        "stage_shard": {**stopped, "body": SHARD},
         "train_supervisor": {**stopped, "body": {**RUN, "exit_code": 78}},
     }
     text = "\n".join(report_lines("mine", daemons))
     assert "tokens/s" not in text
     assert "time left" not in text
-    assert "imported" not in text
     assert "  train_supervisor   stopped, exit code 78" in text
-    assert "  stage_shard        stopped; it last said: 9 files built" in text
+    assert "  stage_shard        stopped; last status: 9 files built" in text
     assert "  run                main: was running when the supervisor ended" in text
     daemons["train_supervisor"]["body"] = {**RUN, "run_state": "finished", "finished": "steps"}
     lines = list(report_lines("mine", daemons))
@@ -324,6 +323,16 @@ def test_a_download_tells_how_far_it_is_in_all_and_file_by_file() -> None:
 def test_what_nothing_vouches_for_is_hashed_and_not_verified(more: dict[str, Any], said: str) -> None:
     lines = "\n".join(report_lines("p", {**nothing(), "download_watchdog": told_by({**DOWNLOAD, **more})}))
     assert said in lines
+
+
+@pytest.mark.parametrize(
+    ("steps_from", "said"),
+    [("nanoGPT", "read from its output as nanoGPT"), ("nothing", "no step recognised in its output: set ")],
+)
+def test_a_trainer_whose_output_is_read_has_a_row_that_says_as_what(steps_from: str, said: str) -> None:
+    body = {**RUN, "steps_from": steps_from}
+    lines = list(report_lines("p", {**nothing(), "train_supervisor": told_by(body)}))
+    assert any(line.startswith(f"  steps              {said}") for line in lines), lines
 
 
 def test_a_run_without_data_shows_its_supervisor_alone(

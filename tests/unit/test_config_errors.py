@@ -120,7 +120,7 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
         (
             "{kind: folder, path: parquet}",
             "{kind: urls, urls_file: l.txt, follow: new_commits}",
-            "dataset.source.follow: new_commits means something for kind: hub only",
+            "dataset.source.follow: means nothing for kind: urls",
         ),
         ("steps: 10", "steps: 10\n  tokens: 1B", "train.tokens: steps and tokens exclude each other"),
         ("  steps: 10\n", "", "train.steps: is required; write how many steps the run takes"),
@@ -165,6 +165,14 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
             "tokenizer.file: train and file exclude each other",
         ),
         ("train:", "tokenizer: {train: {vocab_size: 100}}\ntrain:", "vocab_size: must be 257 or more"),
+        ("train:", "  tokens_column: ids\ntrain:", "tokenizer: tokens_column needs the tokenizer that made"),
+        *(
+            ("train:", f"  tokens_column: ids\n  {other}\ntokenizer: {{file: t.json}}\ntrain:", problem)
+            for other, problem in (
+                ("text_column: text", "dataset.text_column: text_column and tokens_column exclude"),
+                ("filters: {max_chars: 900}", "dataset.filters.max_chars: reads text, and"),
+            )
+        ),
         ("train:", "metrics: {ports: {train: 9811}}\ntrain:", "metrics.ports.train: 9811 is also download's"),
         ("train:", "metrics: {ports: {train: 70000}}\ntrain:", "ports.train: must be 65535 or less"),
         (

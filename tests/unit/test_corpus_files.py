@@ -15,6 +15,7 @@ from stoker.corpus.quarantine import directory as quarantine_directory
 from stoker.corpus.quarantine import quarantine_worker
 from stoker.corpus.quarantine.directory import mark
 from stoker.corpus.quarantine.quarantine_worker import NO_ROOM, TOO_LARGE, quarantine
+from stoker.corpus.readers.parquet import preflight
 from stoker.corpus.records.receipts import (
     Listing,
     Receipt,
@@ -24,7 +25,6 @@ from stoker.corpus.records.receipts import (
     write_receipt,
 )
 from stoker.corpus.records.sources import Source, read_sources, write_source
-from stoker.corpus.staging.preflight import preflight
 from stoker.store import direct
 from stoker.store.direct import DiskFullError
 from stoker.store.errors import UnknownFormat

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.corpus.staging import preflight as preflight_module
-from stoker.corpus.staging.finding import Finding
-from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.readers import parquet_preflight as preflight_module
+from stoker.corpus.readers.finding import Finding
+from stoker.corpus.readers.parquet_preflight import preflight
 from stoker.store.errors import Transient
 from support import bad_parquet as bad
 from support.parquet import flip_page, truncate, write_columns, write_fineweb, write_repeated
@@ -127,7 +127,7 @@ def test_a_footer_that_is_made_to_hurt_takes_little_memory_and_harms_nothing_aft
     paths = [str(many(tmp_path / "a.parquet")), str(text_file(tmp_path / "b.parquet"))]
     code = (
         "import json, re, resource, sys; from pathlib import Path\n"
-        "from stoker.corpus.staging.preflight import preflight\n"
+        "from stoker.corpus.readers.parquet_preflight import preflight\n"
         "flaws = [preflight(Path(path), 'text') for path in sys.argv[1:]]\n"
         "limit = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY\n"
         "status = Path('/proc/self/status').read_text()\n"  # ru_maxrss counts from before the exec
@@ -202,7 +202,7 @@ def test_names_as_no_one_would_choose_them_are_no_flaw(tmp_path: Path) -> None:
 def test_a_row_group_that_takes_long_shows_that_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.corpus.staging.preflight.ALIVE_EVERY_S", 0.0)
+    monkeypatch.setattr("stoker.corpus.readers.parquet_preflight.ALIVE_EVERY_S", 0.0)
     path, told = write_fineweb(tmp_path / "long.parquet", 600, row_group=600), []
     assert preflight(path, "text", decode=True, progress=told.append) is None
     assert told == [0, 0, 0, 1]
@@ -212,7 +212,7 @@ def test_a_text_stored_once_for_all_rows_is_not_decoded_in_one_piece(tmp_path: P
     path = write_repeated(tmp_path / "bomb.parquet", "a long text " * 87_000, rows=200)
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from stoker.corpus.staging.preflight import preflight\n"
+        "from stoker.corpus.readers.parquet_preflight import preflight\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; before = peak()\n"
         "assert preflight(Path(sys.argv[1]), 'text', decode=True) is None; print(peak() - before)"
     )

@@ -146,7 +146,6 @@ class TestDue:
         (kept("a"), None, "no source"),
         (kept("a"), source("proven"), "it is proven"),
         (kept("a"), source(sha256="6" * 64), "another file by now"),
-        (kept("a"), replace(source(), imported=True), "import it again"),
         (kept("a", kind="checkpoint"), source(), "never released"),
         (kept("a", kind="shards"), source(), "built again"),
         (kept("a", kind="record"), source(), "never put back"),

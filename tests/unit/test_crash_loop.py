@@ -71,4 +71,4 @@ def test_it_names_the_last_end() -> None:
     failed = str(unclean_ends(events("s9 s6 s3 f2"), NOW))
     killed = str(unclean_ends(events("s9 f8 s6 f5 s3"), NOW))
     assert failed.endswith("the last time failed 2 minutes ago")
-    assert "without a word" in killed
+    assert "without a message" in killed

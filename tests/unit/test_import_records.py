@@ -1,9 +1,10 @@
-"""Imports among the records: behind the listing, outside its limit, never counted as zero."""
+"""Sets that an earlier `stoker import` made: behind the listing, outside its limit, never counted as zero."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,19 @@ import numpy as np
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.records.dataset import DatasetPin, read_pin, write_pin
+from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, read_pin
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Listing
 from stoker.corpus.records.sources import Books, Source
 from stoker.corpus.schedule.decide import decide
-from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action, Limits, Situation
 from stoker.corpus.staging.disk_contents import set_bytes
-from stoker.corpus.staging.finding import SET_INVALID, Finding
-from stoker.shards.audit.record_audit import Records, record_findings
-from stoker.shards.exchange.import_set import import_place
-from stokerd.sharding.record_actions import IMPORT_AGAIN, take
-from support.imports import import_task, streams, write_tokens
+from stoker.shards.format.manifest import EndOfText, Manifest, ManifestInvalid
+from stoker.shards.format.proof import inspect_set, prove_set
+from stoker.shards.format.reader import ShardSet
+from stoker.store.layout import HotLayout, StateLayout
+from stokerd.sharding.record_actions import take
+from support.imports import EOT, import_set, streams
 from support.looking import FakeRun, Site, make_site
 from support.shard_state import MakeShard, Shard
 
@@ -75,21 +76,6 @@ def test_imports_stand_behind_every_file_and_are_part_of_the_whole(shard: Shard)
     assert keep(shard, listed("z"), *others, lost) == (("z", "import/a", "import/b"), False)
 
 
-def test_an_import_that_came_just_now_is_no_finding_against_a_complete_listing(shard: Shard) -> None:
-    assert keep(shard, listed("a"), built("a")) == (("a",), True)
-    for late, expected in ((imported("import/x"), 0), (built("b"), 1)):
-        records = Records(
-            sources={"a": built("a"), late.path: late}, listing=listed("a"), pin=shard.data.pin()
-        )
-        findings = list(record_findings(shard.pipeline, records, deep=False))
-        assert sum("its listing lacks" in finding for finding in findings) == expected
-
-
-def test_imports_need_no_listing_but_make_none_complete(shard: Shard) -> None:
-    for listing in (None, listed(complete=False)):
-        assert keep(shard, listing, imported("import/a")) == (("import/a",), False)
-
-
 @pytest.mark.parametrize("limit", [{"tokens": 150}, {"files": 2}, {"rows": 4}])
 def test_imports_are_outside_the_limit(make_shard: MakeShard, limit: dict[str, int]) -> None:
     shard = make_shard(dataset__limit=limit)
@@ -122,9 +108,9 @@ def test_all_that_is_done_for_an_import_is_to_give_up_a_set_that_is_nowhere() ->
     assert decide(situation, 0.0) == (Action("give_up_content", "import/lost"),)
 
 
-def test_sums_count_what_is_known_and_say_how_much_is_not() -> None:
+def test_sums_count_what_is_known() -> None:
     sums = catalog(built("a"), imported("import/a")).sums
-    assert (sums.imported, sums.undocumented) == (1, 1)
+    assert sums.imported == 1
     assert sums.documents == {"train": 1, "val": 1}
     assert sums.tokens == {"train": 104, "val": 3}
     assert sums.measured.sets == 1  # an import has no parquet to be measured by
@@ -135,51 +121,23 @@ def test_a_record_of_an_import_survives_its_disk_and_its_renewal() -> None:
     source = imported("import/a")
     assert Source.from_record(source.to_record()) == source
     assert source.renewed(size=14, sha256=source.sha256).imported
-    plain = built("a").to_record()
-    plain.pop("imported", None)
-    assert not Source.from_record(plain).imported
 
 
-class TestLost:
-    @staticmethod
-    def given_up(shard: Shard) -> list[str]:
-        actions = decide(shard.situation(), 0.0)
-        return [one for action in actions for one in shard.apply(take(shard.dataset, action))]
-
-    def test_a_set_that_is_nowhere_is_passed_over(self, shard: Shard) -> None:
-        shard.source("import/web", "seen", imported=True)
-        assert self.given_up(shard) == ["write quarantined", "import_lost"]
-        assert shard.on_disk("import/web").reason == IMPORT_AGAIN
-        assert self.given_up(shard) == [], "said once"
-
-    def test_not_while_it_may_be_found(self, warm_shard: Shard) -> None:
-        source = warm_shard.source("import/web", "seen", imported=True)
-        for disk in warm_shard.state.disks:
-            disk.published.add(warm_shard.dataset.key(source)[:16])
-            assert "import_lost" not in self.given_up(warm_shard)
-            disk.published.discard(warm_shard.dataset.key(source)[:16])
-        warm_shard.dataset.convicted[source.path] = Finding(SET_INVALID, "it is set aside")
-        assert "import_lost" not in self.given_up(warm_shard)
-        del warm_shard.dataset.convicted[source.path]
-        warm_shard.end("/warm-lister", Outcome("again", "gone"))
-        assert "import_lost" not in self.given_up(warm_shard)
+def test_a_set_that_is_nowhere_is_passed_over_and_that_is_said_once(shard: Shard) -> None:
+    shard.source("import/web", "seen", imported=True)
+    (action,) = decide(shard.situation(), 0.0)
+    assert shard.apply(take(shard.dataset, action)) == ["write quarantined", "content_gone"]
+    assert shard.on_disk("import/web").reason == "content_gone"
+    assert not decide(shard.situation(), 0.0)
 
 
-def with_import(site: Site, where: str | None) -> list[int]:
+def with_import(site: Site, where: EndOfText | None) -> list[int]:
     """Give the site an imported set of the tokenizer it has; returns its train tokens."""
-    pipeline = site.pipeline
-    pin = read_pin(pipeline.layout, "prose")
+    layout, pin = site.pipeline.layout, read_pin(site.pipeline.layout, "prose")
     assert pin is not None
     ids = streams(where=where, documents=60, vocab_size=pin.tokenizer.vocab_size)
     ids = [token if token else pin.tokenizer.eot for token in ids]
-    place = write_tokens(site.home / "web" / "train.bin", ids)
-    import_place(
-        import_task(site.home, place.parent, layout=pipeline.layout, hot=pipeline.hot_layout, pin=pin),
-        lambda done: None,
-    )
-    write_pin(
-        pipeline.layout, DatasetPin.from_record({**pin.to_record(), "listing": [*pin.listing, "import/web"]})
-    )
+    import_set(layout, site.pipeline.hot_layout, pin, ids, where=where)
     return ids
 
 
@@ -190,7 +148,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.mark.parametrize("where", ["after", None])
 def test_batch_and_where_say_what_is_not_known_of_an_import(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str | None
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: EndOfText | None
 ) -> None:
     site = Site(Path(shutil.copytree(site.home, tmp_path / "home")), site.texts)
     ids = with_import(site, where)
@@ -219,3 +177,62 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
     assert exit_code(["where", str(site.file), "import/web:0"]) == 64
     assert "was imported" in capsys.readouterr().err
     assert exit_code(["plan", str(site.file)]) == 0
+
+
+@pytest.fixture
+def make_set(tmp_path: Path) -> Callable[..., ShardSet]:
+    """Makes an imported set of these tokens, as an earlier `stoker import` did."""
+    tokenizer = TokenizerPin("tokenizer.json", "cd" * 32, 300, EOT)
+    pin = DatasetPin("prose", 1, "ab" * 32, {"shard_tokens": 500}, tokenizer, {})
+    layout, hot = StateLayout(tmp_path / "state"), HotLayout(tmp_path / "hot")
+    layout.create()
+
+    def make(ids: Sequence[int], where: EndOfText | None = "after") -> ShardSet:
+        return ShardSet(hot.shard_set("prose", import_set(layout, hot, pin, ids, where=where).key or ""))
+
+    return make
+
+
+@pytest.mark.parametrize("where", ["after", "before", None])
+def test_a_set_of_an_earlier_import_is_proven_and_read(
+    make_set: Callable[..., ShardSet], where: EndOfText | None
+) -> None:
+    ids = streams(where=where)
+    found = make_set(ids, where)
+    assert prove_set(found.path).verdict == "proven"
+    assert inspect_set(found.path).findings == ()
+    assert [token for part, _ in found.shards("train") for token in part.tolist()] == ids
+    assert len(found.manifest.bins("train")) > 1
+    documents = [each.tolist() for each in found.documents("train")]
+    if where is not None:
+        edge = -1 if where == "after" else 0
+        assert len(documents) == 40
+        assert {document[edge] for document in documents} == {EOT}
+    assert (found.manifest.books.documents, found.manifest.books.rows) == (40 if where else None, None)
+
+
+def test_a_manifest_must_say_that_it_is_imported_where_its_books_do(
+    make_set: Callable[..., ShardSet],
+) -> None:
+    body = json.loads(make_set(streams()).manifest.to_bytes())
+    counted = {**body["books"], "rows": body["books"]["documents"], "dropped": {}, "chars": 0}
+    for change in (
+        {"imported": None},
+        {"imported": {"end_of_text": "there"}},
+        {"imported": {"end_of_text": None}},
+        {"books": counted},  # as if every row were known
+    ):
+        data = json.dumps({**body, **change}, sort_keys=True, separators=(",", ":")).encode()
+        with pytest.raises(ManifestInvalid):
+            Manifest.parse(data)
+    del body["imported"]
+    with pytest.raises(ManifestInvalid):
+        Manifest.parse(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+
+
+def test_an_index_that_does_not_follow_the_ends_of_text_is_found(make_set: Callable[..., ShardSet]) -> None:
+    """Given another import's tokens under this one's index, a quick look sees it."""
+    found = make_set(streams(where="before"), "before")
+    bin_file = found.path / "train-00000.bin"
+    np.roll(np.fromfile(bin_file, "<u2"), 1).tofile(bin_file)
+    assert any("does not end at token" in finding for finding in inspect_set(found.path).findings)

@@ -12,7 +12,7 @@ from stoker.config.load import deploy_dir
 from stoker.install.environment import users_of
 from stoker.install.places import Places
 
-NOT_LAID = {"README.md", "stoker.sysctl"}
+NOT_LAID = {"stoker.sysctl"}
 
 
 def laid(is_user: bool) -> dict[Path, bytes]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from stoker.corpus.readers.finding import SET_INVALID, Finding
 from stoker.corpus.schedule.outcome import ALONE, SMALLEST, Attempt, Kind, Outcome
-from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.observe.machine import MemoryFacts
 from stokerd.sharding.activities import ACTIVITIES
 from stokerd.sharding.activities.base import FOOTER

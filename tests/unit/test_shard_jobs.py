@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from stoker.corpus.readers.finding import SET_INVALID, Finding
 from stoker.corpus.records.receipts import Listing
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.schedule.state import Action
 from stoker.corpus.staging.disk_contents import parquet_name
-from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.store.errors import DataError, UnavailableError
 from stoker.store.requests import Request
 from stokerd.sharding.activities import build, tokenizer

@@ -15,6 +15,7 @@ import pytest
 from stoker.cli.pipeline.status import report_lines
 from stoker.kit.terminal import Footer
 from stoker.observe.progress import Rate, progress_line, shard_parts
+from support.shard_state import Shard
 
 STATUS = {
     "files_done": 12,
@@ -74,10 +75,10 @@ class TestWords:
     def test_what_stands_still_says_why_and_not_when_it_ends(self) -> None:
         stuck = {
             **STATUS,
-            "trouble": "staging waits for room on hot: it takes 3 GiB; free some",
+            "trouble": "staging waits for space on hot: it takes 3 GiB; free some",
             "workers": {},
         }
-        assert "waits: staging waits for room on hot: it takes 3 GiB" in list(shard_parts(stuck))
+        assert "waits: staging waits for space on hot: it takes 3 GiB" in list(shard_parts(stuck))
         assert not any("left" in part for part in shard_parts(stuck))
 
     def test_status_shows_the_same_while_the_loop_runs(self) -> None:
@@ -97,6 +98,16 @@ class TestWords:
         stopped = "\n".join(report_lines("p", daemons))
         assert "time left" not in stopped
         assert "MB/s" not in stopped
+
+
+def test_each_disk_tells_the_number_of_its_file_system(shard: Shard) -> None:
+    """Alerts about disks that have the same fire once."""
+    disks = shard.status()["disks"]
+    assert disks["state"]["device"] == shard.layout.state.stat().st_dev
+    page = shard.context.metrics.text().decode()
+    for place in ("hot", "state"):
+        shown = float(page.split(f'stoker_shard_disk_device{{disk="{place}"}} ')[1].split()[0])
+        assert shown == disks[place]["device"]
 
 
 class TestFooter:

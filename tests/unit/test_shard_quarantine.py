@@ -127,7 +127,7 @@ class TestLook:
         shard.job("revalidate", SUBJECT)
         assert shard.pool.tasks[SUBJECT]["decode"] is False
         shard.end(SUBJECT, GOOD)
-        assert shard.on_disk().reason == "released from quarantine: by hand, without a look at it"
+        assert shard.on_disk().reason == "released from quarantine: by hand, without a check"
 
     def test_one_is_looked_at_at_a_time_and_none_while_hot_is_away(self, shard: Shard) -> None:
         assert next_look(shard.dataset) is None, "it was looked at when it came"

@@ -6,7 +6,6 @@ import json
 import resource
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import pyarrow as pa
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.exchange import export_formats, export_sets
 from stoker.shards.build.build_worker import main as build
-from stoker.shards.exchange import export_formats, export_sets
 from stoker.shards.format.identity import set_key
 from stoker.shards.format.manifest import SUMS, DataFile, Manifest, sums_text
 from stoker.shards.format.reader import ShardSet
 from stoker.store.direct import hash_file
+from support.audits import run_measured
 from support.books import books_of
 from support.builds import Recorder, build_task, small_source, small_tokenizer
 
@@ -237,18 +237,7 @@ def test_memory_does_not_grow_with_what_is_exported(tmp_path: Path) -> None:
 def run_export(
     form: str, sets: Path, out: Path, *options: str, limits: dict[int, int] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, which says last its peak of resident bytes."""
-    code = (
-        "import resource, sys\n"
-        "from stoker.cli.main import exit_code\n"
-        f"for what, most in {limits or {}}.items(): resource.setrlimit(what, (most, most))\n"
-        "code = exit_code(sys.argv[1:])\n"
-        "from stoker.kit.process import own_peak_rss\n"
-        "print(own_peak_rss())\n"
-        "sys.exit(code)"
-    )
-    command = [sys.executable, "-c", code, "export", "--format", form, *options, str(sets), str(out)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return run_measured("export", "--format", form, *options, sets, out, limits=limits)
 
 
 def write_large_set(root: Path, shards: list[np.ndarray[Any, Any]], vocab_size: int = 600) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.shards.format.identity import BuildParameters, Filters, build_id, dtype_for, set_key
+from stoker.shards.format.steps import STEPS
 from stoker.store.errors import DataError
 
 PARAMETERS = BuildParameters(
@@ -51,6 +52,21 @@ def test_the_order_in_which_filters_are_written_changes_nothing() -> None:
         {"languages": ["de", "en"], "at_least": {"a": 0.5, "b": 1.0}, "min_chars": None}
     )
     assert build_id(replace(PARAMETERS, filters=one)) == build_id(replace(PARAMETERS, filters=other))
+
+
+def test_a_steps_version_is_in_the_build_id_and_sets_of_another_one_are_not_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, written = build_id(PARAMETERS), PARAMETERS.to_mapping()
+    monkeypatch.setitem(STEPS, "max_chars", STEPS["max_chars"]._replace(version=2))
+    assert build_id(PARAMETERS) == first, "it is off"
+    monkeypatch.setitem(STEPS, "min_chars", STEPS["min_chars"]._replace(version=2))
+    assert build_id(PARAMETERS) != first
+    assert BuildParameters.from_mapping(PARAMETERS.to_mapping()) == PARAMETERS
+    with pytest.raises(DataError, match=r"this Stoker has \{'min_chars': 2\}.*raise dataset\.version"):
+        BuildParameters.from_mapping(written)
+    with pytest.raises(DataError, match="no step is called min_words"):
+        BuildParameters.from_mapping({**written, "filters": {"min_words": 3}})
 
 
 def test_parameters_survive_the_way_through_a_record() -> None:

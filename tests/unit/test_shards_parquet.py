@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.corpus.staging.finding import BadParquet
-from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.readers.finding import BadFile
+from stoker.corpus.readers.parquet import BATCH_BYTES, ParquetRows, decode_text, preflight
+from stoker.corpus.readers.reader import Batch
 from stoker.shards.build.filters import make_filters, select
-from stoker.shards.build.parquet import BATCH_BYTES, Batch, ParquetText, decode_text
 from stoker.shards.format.identity import Filters
 from stoker.store.direct import PastCacheFile
 from stoker.store.errors import StorageError, Transient
@@ -34,7 +34,7 @@ def parquet(tmp_path: Path) -> Path:
 
 
 def read(path: Path, row_group: int = 0, row: int = 0, read_rows: int = 30) -> list[str | None]:
-    batches = ParquetText(path, "text", {"language": "text"}, read_rows).batches(row_group, row)
+    batches = ParquetRows(path, "text", {"language": "text"}, read_rows).batches(row_group, row)
     return [text for batch in batches for text in batch.texts]
 
 
@@ -49,14 +49,14 @@ def test_reading_can_begin_at_any_row_whatever_the_batch_size(
 def test_each_batch_knows_its_place(parquet: Path) -> None:
     places = [
         (batch.row_group, batch.row, batch.rows)
-        for batch in ParquetText(parquet, "text", {}, 60).batches(2, 70)
+        for batch in ParquetRows(parquet, "text", {}, 60).batches(2, 70)
     ]
     assert places == [(2, 70, 30), (3, 0, 50)]
 
 
 def test_a_damaged_page_is_convicted_with_its_row_group_and_column(parquet: Path) -> None:
     damage_page(parquet, 2)
-    with pytest.raises(BadParquet) as caught:
+    with pytest.raises(BadFile) as caught:
         read(parquet)
     assert caught.value.finding.fields()["reason"] == "page_corrupt"
     assert (caught.value.finding.row_group, caught.value.finding.column) == (2, "text")
@@ -65,7 +65,7 @@ def test_a_damaged_page_is_convicted_with_its_row_group_and_column(parquet: Path
 
 def test_damage_in_a_column_that_is_filtered_by_names_that_column(parquet: Path) -> None:
     damage_page(parquet, 1, "language")
-    with pytest.raises(BadParquet) as caught:
+    with pytest.raises(BadFile) as caught:
         read(parquet)
     assert (caught.value.finding.row_group, caught.value.finding.column) == (1, "language")
 
@@ -78,7 +78,7 @@ def test_damage_in_a_column_nobody_reads_harms_nobody(parquet: Path) -> None:
 def test_what_only_the_first_reading_saw_convicts_nothing(
     parquet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = ParquetText(parquet, "text")
+    source = ParquetRows(parquet, "text")
     whole = source._decode
 
     def once_wrong(group: int):  # type: ignore[no-untyped-def]
@@ -108,22 +108,22 @@ def test_a_disk_that_fails_is_not_the_files_fault(
 
 def test_a_file_that_vanished_is_not_convicted(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ParquetText(tmp_path / "gone.parquet", "text")
+        ParquetRows(tmp_path / "gone.parquet", "text")
 
 
 def test_a_footer_that_does_not_parse_is_convicted(parquet: Path) -> None:
     parquet.write_bytes(parquet.read_bytes()[:-100])
-    with pytest.raises(BadParquet, match="truncated"):
-        ParquetText(parquet, "text")
+    with pytest.raises(BadFile, match="truncated"):
+        ParquetRows(parquet, "text")
 
 
 def test_a_missing_or_unsuitable_column_is_named(parquet: Path) -> None:
-    with pytest.raises(BadParquet, match=r"missing_column.*'content'"):
-        ParquetText(parquet, "content")
-    with pytest.raises(BadParquet, match=r"missing_column.*'score'"):
-        ParquetText(parquet, "text", {"score": "number"})
-    with pytest.raises(BadParquet, match="column_type"):
-        ParquetText(parquet, "language_score")
+    with pytest.raises(BadFile, match=r"missing_column.*'content'"):
+        ParquetRows(parquet, "content")
+    with pytest.raises(BadFile, match=r"missing_column.*'score'"):
+        ParquetRows(parquet, "text", {"score": "number"})
+    with pytest.raises(BadFile, match="column_type"):
+        ParquetRows(parquet, "language_score")
 
 
 def test_bytes_that_are_no_utf8_are_convicted_with_the_row_group(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_bytes_that_are_no_utf8_are_convicted_with_the_row_group(tmp_path: Path)
     table = pa.table({"text": pa.array(good + bad, pa.binary())})
     path = tmp_path / "bytes.parquet"
     pq.write_table(table, path, row_group_size=50)
-    with pytest.raises(BadParquet) as caught:
+    with pytest.raises(BadFile) as caught:
         read_plain(path)
     assert (caught.value.finding.reason, caught.value.finding.row_group, caught.value.finding.column) == (
         "invalid_utf8",
@@ -153,13 +153,13 @@ def test_a_column_whose_name_is_no_utf8_is_a_finding_and_not_a_crash(tmp_path: P
     path = tmp_path / "name.parquet"
     pq.write_table(pa.table({"text": ["a"], "qqqq": ["b"]}), path, store_schema=False)
     path.write_bytes(path.read_bytes().replace(b"qqqq", b"\xbe\xbe\xbe\xbe"))
-    with pytest.raises(BadParquet) as caught:
+    with pytest.raises(BadFile) as caught:
         read_plain(path)
     assert caught.value.finding.reason == "footer_corrupt"
 
 
 def read_plain(path: Path) -> list[str | None]:
-    return [text for batch in ParquetText(path, "text").batches() for text in batch.texts]
+    return [text for batch in ParquetRows(path, "text").batches() for text in batch.texts]
 
 
 def test_a_file_read_past_the_cache_is_the_file(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_each_filter_books_what_it_drops_and_the_first_one_has_it(tmp_path: Path
     path = tmp_path / "rows.parquet"
     pq.write_table(table, path)
     filters = Filters(min_chars=6, max_chars=20, languages=("de", "en"), at_least={"score": 0.5})
-    batch = next(ParquetText(path, "text", filters.columns()).batches())
+    batch = next(ParquetRows(path, "text", filters.columns()).batches())
     selection = select(batch, make_filters(filters))
     assert selection.dropped == {"null": 1, "min_chars": 1, "max_chars": 1, "languages": 2, "at_least": 3}
     assert selection.keep.tolist() == [row in (2, 6) for row in range(10)]
@@ -200,7 +200,7 @@ def test_a_language_that_is_no_utf8_is_none_of_those_wanted(tmp_path: Path) -> N
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"text": ["a", "b", "c"], "language": languages}), path)
     filters = Filters(languages=("en",))
-    batch = next(ParquetText(path, "text", filters.columns()).batches())
+    batch = next(ParquetRows(path, "text", filters.columns()).batches())
     assert select(batch, make_filters(filters)).keep.tolist() == [True, False, False]
 
 
@@ -214,9 +214,9 @@ def test_nothing_heavy_is_loaded_to_read_and_filter_a_batch(tmp_path: Path) -> N
         from stoker.shards.build import build_worker
         from stoker.shards.build.filters import make_filters, select
         from stoker.shards.format.identity import Filters
-        from stoker.shards.build.parquet import ParquetText
+        from stoker.corpus.readers.parquet import ParquetRows
         filters = Filters(min_chars=1, languages=("en",), at_least={"score": 0.5})
-        batch = next(ParquetText(Path(sys.argv[1]), "text", filters.columns()).batches())
+        batch = next(ParquetRows(Path(sys.argv[1]), "text", filters.columns()).batches())
         assert select(batch, make_filters(filters)).keep.tolist() == [True, False]
         print(*{"pandas", "torch"} & set(sys.modules))
     """
@@ -240,7 +240,7 @@ def test_a_column_of_a_filter_that_holds_something_else_convicts_the_file_at_eac
 ) -> None:
     """Were it bad to the builder and good to a look, it would be released and built again for ever."""
     name = next(iter(filters.columns()))
-    with pytest.raises(BadParquet, match=f"column_type, column {name}.*{wants}"):
+    with pytest.raises(BadFile, match=f"column_type, column {name}.*{wants}"):
         first_batch(tmp_path, filters, **{name: column})
     flaw = preflight(tmp_path / "columns.parquet", "text", filters.columns())
     assert flaw is not None
@@ -271,25 +271,25 @@ def first_batch(home: Path, filters: Filters, **columns: pa.Array) -> Batch:
     path = home / "columns.parquet"
     rows = len(next(iter(columns.values())))
     pq.write_table(pa.table({"text": ["some text"] * rows, **columns}), path)
-    return next(ParquetText(path, "text", filters.columns()).batches())
+    return next(ParquetRows(path, "text", filters.columns()).batches())
 
 
 def test_batches_grow_for_short_rows_and_shrink_for_long_ones(tmp_path: Path) -> None:
     short, long = tmp_path / "short.parquet", tmp_path / "long.parquet"
     write_parquet(short, ["x" * 100 + str(n) for n in range(9000)], row_group=3000)
     write_parquet(long, [str(n) * 5000 for n in range(1000, 1200)], row_group=100)
-    sizes = [(batch.row_group, batch.rows) for batch in ParquetText(short, "text", {}, 250).batches()]
+    sizes = [(batch.row_group, batch.rows) for batch in ParquetRows(short, "text", {}, 250).batches()]
     assert sizes[:12] == [(0, 250)] * 12
     assert sizes[12:] == [(1, 2000), (1, 1000), (2, 2000), (2, 1000)]
-    assert max(batch.rows for batch in ParquetText(long, "text", {}, 250).batches()) < 60
-    small = [batch.rows for batch in ParquetText(short, "text", {}, 16).batches()]
+    assert max(batch.rows for batch in ParquetRows(long, "text", {}, 250).batches()) < 60
+    small = [batch.rows for batch in ParquetRows(short, "text", {}, 16).batches()]
     assert max(small) == 16  # who asks for little gets little
-    texts = [text for batch in ParquetText(short, "text", {}, 250).batches(1, 7) for text in batch.texts]
+    texts = [text for batch in ParquetRows(short, "text", {}, 250).batches(1, 7) for text in batch.texts]
     assert texts == ["x" * 100 + str(n) for n in range(3007, 9000)]
 
 
 def test_a_reader_tells_what_of_the_file_is_done_with(parquet: Path) -> None:
-    source = ParquetText(parquet, "text", {"language": "text"})
+    source = ParquetRows(parquet, "text", {"language": "text"})
     metadata = pq.ParquetFile(parquet).metadata
     ends = [source.read_up_to(group) for group in range(4)]
     assert ends == sorted(ends)
@@ -333,6 +333,6 @@ def test_a_long_text_that_is_stored_once_for_many_rows_is_read_in_small_batches(
     else:
         table = pa.table({"text": column.cast(pa.string())})
         pq.write_table(table, path, use_dictionary=False, column_encoding={"text": encoding})
-    batches = list(ParquetText(path, "text").batches())
+    batches = list(ParquetRows(path, "text").batches())
     assert max(sum(map(len, batch.utf8)) for batch in batches) <= BATCH_BYTES
     assert [each for batch in batches for each in batch.texts] == [text] * 70

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import Source, SourceState
-from stoker.corpus.staging.finding import Finding
 from stoker.shards.audit.recheck_worker import main as look
 from stoker.store.errors import UnavailableError
 from support.builds import Recorder

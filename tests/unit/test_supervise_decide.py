@@ -236,10 +236,10 @@ def test_launches_without_a_new_proven_checkpoint_halt_the_run(exit_: Exit) -> N
     answer, after = decided(ended(exit_), Seen(step=30, fruitless=3, best_step=30))
     assert isinstance(answer, do.AnswerEnd) and after == do.Enter(Phase.CLEANING)
     assert (answer.fruitless, answer.kind, answer.doubts_data) == (3, exit_.kind, exit_.doubts_data)
-    halt = "3 launches in a row brought no new proven checkpoint; the last one: "
+    halt = "3 launches in a row left no new proven checkpoint; the last one: "
     assert answer.response.halt.startswith(halt)
     again = decided(waiting(), Seen(newest=NEWEST, fruitless=3))
-    assert again == (do.Halt("3 launches in a row brought no new proven checkpoint"),)
+    assert again == (do.Halt("3 launches in a row left no new proven checkpoint"),)
 
 
 def test_a_halted_run_waits_for_an_operator_and_a_paused_one_too() -> None:

@@ -103,7 +103,7 @@ ONCE, AFTER_ONE = Tried(unloaded=NAME), Tried(unloaded=NAME, suspects=1)
         (case("killed", fruitless=4), Response()),
         (case("killed", fruitless=5, newest_step=31), Response()),
         (case("host_memory", fruitless=5),
-         Response(halt="5 launches in a row brought no new proven checkpoint; "
+         Response(halt="5 launches in a row left no new proven checkpoint; "
                   "the last one: host_memory (why)")),
         *((case(kind), Response()) for kind in ("finished_short", "device_lost", "storage", "hung")),
     ],

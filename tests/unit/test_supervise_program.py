@@ -63,6 +63,17 @@ def test_a_trainer_of_the_users_own_gets_its_own_path_of_the_checkpoint(tmp_path
     assert not {"PYTHONSAFEPATH", "STOKER_PLAN", "STOKER_TIMELINES", "STOKER_SHARDS"} & set(it.environ)
 
 
+def test_a_step_that_nobody_knows_is_never_the_number_of_the_sealed_directory(tmp_path: Path) -> None:
+    it = started(
+        load_text(tmp_path, OWN + '  external: {resume: ["{step}"]}\n'),
+        7,
+        resumes_from={"step": 7, "external": {"path": "out/last.pt", "step": None}},
+    )
+    assert it.command == ("python", "train.py", "unknown")
+    assert it.environ["STOKER_RESUME_FROM"] == str(tmp_path / "out/last.pt")
+    assert it.environ["STOKER_RESUME_STEP"] == ""
+
+
 def test_at_the_beginning_it_gets_no_words_and_with_a_dataset_its_shards(tmp_path: Path) -> None:
     text = MINIMAL.replace(
         "  steps: 10\n  model: tiny\n", '  command: [x]\n  external: {resume: ["{path}"]}\n'

@@ -27,6 +27,11 @@ def test_a_step_is_read_whole() -> None:
     }  # fmt: skip
 
 
+def test_a_path_keeps_its_blanks_and_what_other_texts_end_a_line_with() -> None:
+    path = "/out/two  blanks, a\ttab and a\u2028separator.pt"
+    assert parse(f"LAUNCH=a\nCHECKPOINT={path}\nSTEP=7".encode(), "a") == {"checkpoint": path, "step": 7}
+
+
 def test_the_figures_of_a_step_are_read_and_stay_until_told_again() -> None:
     words = b"MFU=0.41\nMEMORY_BYTES=1024\nALLOC_RETRIES=2\nDATA_WAIT_S=0.5\nSAVE_STALL_S=1.5\nMICRO_BATCH=4"
     view = heard(TrainerView("a", 0.0, 0.0), parse(b"LAUNCH=a\nSTEP=1\n" + words, "a") or {}, 1.0)

@@ -1,4 +1,4 @@
-"""Rollbacks: what can be gone back to, which windows are passed over, and a crash anywhere on the way."""
+"""Rollbacks: what can be gone back to, which windows are skipped, and a crash anywhere on the way."""
 
 from __future__ import annotations
 

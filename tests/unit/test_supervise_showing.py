@@ -15,6 +15,7 @@ import pytest
 from stoker.cli.pipeline.status import report_lines
 from stoker.kit.context import DaemonContext
 from stoker.kit.loop import Waiter
+from stoker.kit.metrics import Metrics
 from stoker.kit.process import ProcessId
 from stoker.plan.growth import ENOUGH
 from stoker.plan.timelines import Timeline
@@ -31,7 +32,7 @@ from stoker.supervise.trainer import Trainer
 from stoker.supervise.trainer_kind import BUILT_IN, EXTERNAL
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.snapshot import run_progress, snapshot, status_text
-from stokerd.supervision.status import Status, read_audit
+from stokerd.supervision.status import FIGURES, Status, read_audit
 from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment
 
@@ -174,6 +175,10 @@ def test_without_a_trainer_the_newest_sealed_checkpoint_tells_the_step_proven_or
 def test_the_newest_evaluation_is_the_logs_whatever_checkpoint_and_trainer_say(live: Trainer | None) -> None:
     told = shown(live=live, evaluated=(40, 3.25))
     assert (told["val_loss"], told["val_step"]) == (3.25, 40)
+    metrics = Metrics(TRAIN_SUPERVISOR)
+    metrics.show(FIGURES, told)
+    lines = metrics.text().decode().splitlines()
+    assert {"stoker_train_val_loss 3.25", "stoker_train_val_step 40.0"} <= set(lines)
 
 
 def test_a_checkpoint_that_failed_is_trouble_until_a_later_one_is_sealed() -> None:

@@ -53,7 +53,7 @@ def test_code_that_differs_from_its_seal_is_never_seen_again(
     damage(directory / "inductor" / "ab")
     again = CompileCache(tmp_path, MACHINE)
     assert again.directory == directory and files(directory) == set()
-    assert "compiling anew" in capsys.readouterr().err
+    assert "compiling again" in capsys.readouterr().err
 
 
 def test_code_behind_a_link_is_proven_as_the_rest(tmp_path: Path) -> None:

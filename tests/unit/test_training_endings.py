@@ -37,7 +37,7 @@ def test_the_step_where_wsd_begins_to_decay_is_sealed_though_none_is_due_and_one
 
 
 def test_the_last_checkpoint_has_its_own_evaluation_and_a_resumed_run_the_newest_one(run: TrainerRun) -> None:
-    seals = {"every_s": None, "every_steps": 4, "busy": "skip"}
+    seals = {"every_s": None, "every_steps": 4, "busy": "wait"}
     assert train(run, checkpoint=seals) == "steps"
     body, evaluated = run.checkpoints()[-1] / "checkpoint.json", run.rows()[-1]
     assert (evaluated["step"], json.loads(body.read_bytes())["val_loss"]) == (12, evaluated["val_loss"])

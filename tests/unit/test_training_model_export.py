@@ -13,17 +13,17 @@ import torch
 from click.testing import CliRunner
 
 from stoker.checkpoints.seal import CheckpointWriter, tensor_files
-from stoker.cli.runs.export_model import export_model
-from stoker.shards.exchange.export_out import Sink
+from stoker.exchange import transformers_model
+from stoker.exchange.export_model import export_model
+from stoker.exchange.output import Sink
+from stoker.exchange.sampling import Sampling, TextModel
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError, StorageError, UsageError
 from stoker.store.files import canonical_json
-from stoker.training import model_export
 from stoker.training.copying import flat_bytes
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
-from stoker.training.sampling import Sampling, TextModel
 from stoker.training.state import model_tensors, named
 from support.checkpoint_data import body_of
 from support.tokenizers import tokenizer_like
@@ -106,7 +106,7 @@ def test_transformers_computes_the_same_logits_and_text(
 def test_large_models_are_split_and_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers  # it takes seconds
 
-    monkeypatch.setattr(model_export, "FILE_BYTES", 40_000)
+    monkeypatch.setattr(transformers_model, "FILE_BYTES", 40_000)
     _, model = checkpoint_of(tmp_path / "run")
     assert CliRunner().invoke(export_model, [str(tmp_path / "run"), str(tmp_path / "out")]).exit_code == 0
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_bytes())

@@ -10,10 +10,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from stoker.cli.runs.generate import generate
 from stoker.cli.which_run import checkpoints_at
+from stoker.exchange.generate import generate
+from stoker.exchange.sampling import Sampling, TextModel, pick
 from stoker.store.errors import DataError, UsageError
-from stoker.training.sampling import Sampling, TextModel, pick
 from support.trainer_run import SEQ_LEN, TrainerRun
 
 

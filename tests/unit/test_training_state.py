@@ -15,6 +15,7 @@ import torch
 
 from stoker.checkpoints.handover import Memory, Sealer, lay_out
 from stoker.checkpoints.seal import CheckpointWriter
+from stoker.exchange.sampling import Sampling, TextModel
 from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, StorageError, UsageError
 from stoker.store.record import write_record
@@ -27,7 +28,6 @@ from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import resolve
 from stoker.training.protocol import Protocol, Stop
-from stoker.training.sampling import Sampling, TextModel
 from stoker.training.saving import contents, log_up_to
 from stoker.training.state import Progress
 from stoker.training.steps import device

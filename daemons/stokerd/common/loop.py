@@ -111,7 +111,7 @@ class RequestBox:
         requests = pending_requests(self._layout, self._daemon, self._stuck)
         for name in sorted(self._stuck.keys() - known):
             path = self._layout.requests(self._daemon) / name
-            reason = f"{self._stuck[name]}; it is passed over: remove it"
+            reason = f"{self._stuck[name]}; it is skipped: remove it"
             self._events.record("request_stuck", path=str(path), reason=reason)
         return requests
 

@@ -34,13 +34,14 @@ from stokerd.download.state import LISTER, Work
 
 LOOK_TRIES_ONCE, HASH_TRIES_ONCE = 3, 5
 REST_S = 0.5  # before a look after a change: the folder may change all the time
-# The lister reports every 5 s and on every folder it enters.
-LIST = Activity("list", "stoker.corpus.staging.lister_worker", silent_s=60.0, keep_open=True)
+LIST_SILENT_S = 60.0  # the lister reports every 5 s and on every folder it enters
 HASHER = "stoker.corpus.source.hash_worker"
 
 
 class FolderSource(Source[Watched]):
     """One source folder and its known files."""
+
+    trouble = ""
 
     def __init__(self, context: DaemonContext, pool: WorkerPool[Work]) -> None:
         root = str(context.pipeline.dataset.source.path)
@@ -52,7 +53,6 @@ class FolderSource(Source[Watched]):
         self.watched: dict[str, Watched] = {}
         self.polling = ""  # why only looks find changes
         self.is_confirmed = False  # whether a look after the last hash found no changes
-        self.trouble = ""
 
     # Listing
 
@@ -71,7 +71,8 @@ class FolderSource(Source[Watched]):
                 "state": str(self.pipeline.state),
                 "owner": self.pipeline.owner,
             }
-            self.pool.start(LIST, LISTER, task, Work(self.dataset))
+            lister = Activity("list", source.spec.lister, LIST_SILENT_S, keep_open=True)
+            self.pool.start(lister, LISTER, task, Work(self.dataset))
             self.is_looking = False
         if self.context.once and not self.is_confirmed and super().is_drained():
             self.look_due = now
@@ -201,7 +202,7 @@ class FolderSource(Source[Watched]):
         self.events.record("lister_failed", path=self.shown, reason=ended.reason())
         if self.context.once and self.state.retries.failures(LISTER) >= LOOK_TRIES_ONCE:
             raise UnavailableError(
-                f"the source folder {self.shown} cannot be looked at ({ended.reason()}); is its mount alive?"
+                f"the source folder {self.shown} cannot be read ({ended.reason()}); is its mount alive?"
             )
 
     # Requests

@@ -7,6 +7,7 @@ a hub or of URLs are fetched into the landing.
 
 from __future__ import annotations
 
+import pkgutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +23,9 @@ from stoker.store.requests import Request
 from stokerd.common.loop import NO_DATA, RequestBox, repeat
 from stokerd.common.observer import Observer
 from stokerd.download.fetcher import FETCH, most_rss_bytes
-from stokerd.download.folder import FolderSource
-from stokerd.download.remote import RemoteSource
+from stokerd.download.source import Source
 from stokerd.download.state import TRY_CLASSES, Work
 
-Dataset = FolderSource | RemoteSource
 LONGEST_WAIT_S = 5.0
 REASONS = ("disk", "source", "state", "server")
 FIGURES = (
@@ -51,7 +50,7 @@ FIGURES = (
     ),
     Figure("download_mismatches_total", "Files whose content was wrong.", "counted.mismatches"),
     Figure("download_worker_restarts_total", "Fetch workers that died or hung.", "counted.restarts"),
-    Figure("download_given_up", "Files that could not be brought.", "files.given_up"),
+    Figure("download_given_up", "Files that could not be fetched.", "files.given_up"),
     Figure(
         "download_rate_bytes_per_second",
         "Bytes each second made durable, or hashed in a folder.",
@@ -81,15 +80,14 @@ class DownloadWatch:
             most_rss_bytes=most_rss_bytes(pipeline.download.files_at_once),
         )
         self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
-        is_folder = pipeline.dataset.source.kind == "folder"
-        source = FolderSource(context, self.pool) if is_folder else RemoteSource(context, self.pool)
-        self.datasets: dict[str, Dataset] = {pipeline.dataset.name: source}
+        kind = pkgutil.resolve_name(pipeline.dataset.source.spec.source)
+        self.datasets: dict[str, Source[Any]] = {pipeline.dataset.name: kind(context, self.pool)}
         self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
         self.progress, self.observer = ProgressTeller(context, download_parts), Observer(context)
-        context.metrics.show(FIGURES, {"by_state": dict.fromkeys(source.counts())})
+        context.metrics.show(FIGURES, {"by_state": dict.fromkeys(self.source.counts())})
 
     @property
-    def source(self) -> Dataset:
+    def source(self) -> Source[Any]:
         """The one dataset: requests are about its paths, status and metrics show it."""
         (source,) = self.datasets.values()
         return source
@@ -144,7 +142,7 @@ class DownloadWatch:
                 change = source.fetched_again(path, sha256, by)
         return source.apply(change)
 
-    def reconcile(self, source: Dataset) -> None:
+    def reconcile(self, source: Source[Any]) -> None:
         """Removes files that the stage-shard loop no longer needs, fetches again those it misses.
 
         Skipped while neither its demand nor a receipt changed.
@@ -161,7 +159,7 @@ class DownloadWatch:
             self.apply(source, "fetch", path, sha256, source.fetched_again(path, sha256, STAGE_SHARD))
         state.reconciled = (demand, state.changes, source.seen)
 
-    def apply(self, source: Dataset, verb: str, path: str, sha256: str, change: Change) -> None:
+    def apply(self, source: Source[Any], verb: str, path: str, sha256: str, change: Change) -> None:
         """Applies a wish of the stage-shard loop; records a refusal once."""
         source.apply(change)
         # Before the source is listed, Stoker cannot know which files can be fetched.

@@ -20,7 +20,6 @@ from stoker.corpus.records.sources import Source as SourceRecord
 from stoker.corpus.records.sources import read_source
 from stoker.corpus.source.folder import file_of
 from stoker.corpus.source.remote_listing import (
-    WORKER,
     Listed,
     NotListed,
     listing_outcome,
@@ -84,7 +83,8 @@ class RemoteSource(Source[RemoteFile]):
                 known=self.revision if self.seen else None,
                 settle_s=min(LIST_SETTLES_S, self.pipeline.stage.settle),
             )
-            self.pool.start(Activity("list", WORKER, LIST_SILENT_S), LISTER, task, Work(self.dataset))
+            lister = Activity("list", self.source.spec.lister, LIST_SILENT_S)
+            self.pool.start(lister, LISTER, task, Work(self.dataset))
         if self.seen and self.is_bounded and now >= self.stretch_due:
             self._select(self.state.work.listed)
 

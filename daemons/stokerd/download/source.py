@@ -1,4 +1,4 @@
-"""Base of the two kinds of source: a folder, and files that are fetched.
+"""Base of the kinds of source: what stoker.config.sources names is a subclass.
 
 It writes the receipts and the listing; a record is durable before its event.
 """
@@ -6,15 +6,17 @@ It writes the receipts and the listing; a record is durable before its event.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic
 
 from stoker.corpus.fetch.decide import Change
-from stoker.corpus.records.receipts import Listing, read_listing, write_listing, write_receipt
+from stoker.corpus.records.receipts import Listing, Unneeded, read_listing, write_listing, write_receipt
 from stoker.corpus.records.worklist import L, Rules
 from stoker.kit.daemon import DaemonContext
-from stoker.kit.workers.pool import WorkerPool
+from stoker.kit.workers.parent import WorkerExit
+from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.store.errors import DataError
 from stokerd.common.files_list import insist_known, read_files_list
 from stokerd.download.state import State, Work
@@ -23,7 +25,7 @@ LISTING_EVERY_S = 5.0  # between two writes of an incomplete listing
 VANISHED_SHOWN = 20
 
 
-class Source(Generic[L]):
+class Source(ABC, Generic[L]):
     """A source: the worker that lists it, those that bring its files, and its state.
 
     `shown` names it for people, without secrets. `seen`: it was listed since the daemon started. `revision`
@@ -51,6 +53,55 @@ class Source(Generic[L]):
         self._warned: set[tuple[str, ...]] = set()
         self._vanished: set[str] = set()
         self.unmanaged_files = 0
+
+    # What each kind does in its own way
+
+    @property
+    @abstractmethod
+    def trouble(self) -> str:
+        """Why the source or its landing cannot be used now; empty when it can."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Has the source listed where that is due."""
+
+    @abstractmethod
+    def bring(self) -> None:
+        """Gives waiting files to workers."""
+
+    @abstractmethod
+    def hear(self, job: Job[Work], message: Mapping[str, Any]) -> None:
+        """Handles a message of one of its workers."""
+
+    @abstractmethod
+    def ended(self, job: Job[Work], ended: WorkerExit) -> None:
+        """Handles the end of one of its workers."""
+
+    @abstractmethod
+    def released(self, path: str, unneeded: Unneeded) -> Change:
+        """Returns what follows where the stage-shard loop no longer needs a file."""
+
+    @abstractmethod
+    def fetched_again(self, path: str, sha256: str | None, by: str) -> Change:
+        """Returns what follows where a file is wanted again."""
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """Returns the number of files by state."""
+
+    @abstractmethod
+    def status(self) -> dict[str, Any]:
+        """Returns what the kind has in the status of its own."""
+
+    @abstractmethod
+    def next_due(self, now: float) -> float:
+        """Returns when it has to act next, monotonic seconds."""
+
+    @abstractmethod
+    def summary(self) -> tuple[str, int]:
+        """Returns the summary of --once and its exit code."""
+
+    # What all kinds share
 
     @property
     def is_complete(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Receipt, listing_reader, read_demand
 from stoker.corpus.records.record_dir import RecordDir
@@ -13,7 +14,6 @@ from stoker.corpus.records.sources import Source, read_sources
 from stoker.corpus.schedule.decide import differs, may_be_demanded
 from stoker.corpus.schedule.state import Limits, Situation
 from stoker.corpus.staging.disk_contents import parquet_name
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import UnavailableError
 from stoker.store.requests import Request
@@ -39,7 +39,7 @@ class DatasetState:
         pipeline = self.pipeline = context.pipeline
         self.sources = Catalog(read_sources(layout, name, context.set_aside))
         self.pinning = Pinning(context, self.sources)
-        self.is_fetched = pipeline.dataset.source.kind != "folder"
+        self.is_fetched = pipeline.dataset.source.spec.is_fetched
         lands_on_hot, stage = self.is_fetched and self.warm is None, pipeline.stage
         self.needs = Needs(self.sources, self.pinning, self.hot, stage.free_floor, lands_on_hot)
         self.placement = Placement()

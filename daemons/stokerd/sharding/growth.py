@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from stoker.config.units import format_bytes
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import EXCEEDS_DISK, Source
 from stoker.corpus.staging.disk_contents import AGAIN, FILES_BYTES, Growth, amount_bytes, decide_growth
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.observe.ledger import Disk as DiskSize
 from stokerd.sharding.dataset import DatasetState
@@ -75,7 +75,7 @@ def set_back(dataset: DatasetState, job: Job[BuildWork], source: Source) -> Iter
         return
     reason = (
         f"its shard set needs more than the {format_bytes(growth.limit)} it may have on hot now; "
-        "it begins again once there is more room"
+        "it restarts once there is more space"
     )
     figures["room_bytes"] = growth.limit
     yield event("build_set_back", path=source.path, reason=reason, **figures)

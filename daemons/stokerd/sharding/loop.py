@@ -218,7 +218,7 @@ def summarize(state: State) -> int:
     """Logs the finished and the unfinished work; returns the exit code."""
     left = [words for dataset in state.datasets.values() for words in _left(dataset)]
     if stuck := [job.name for job in state.pool.jobs if job.abandoned]:
-        raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; look at the mount")
+        raise UnavailableError(f"{', '.join(stuck)}: hangs in the kernel; check the mount")
     if (short := state.space.short.get("hot")) is not None:
         raise StorageError(f"{short}; free some space, then start again")
     state.context.log.info("drained", message=summary(state.dataset.sources.sums, left))

@@ -137,14 +137,13 @@ class Pinning:
         """Writes the pin's listing: the files to train on, as far as they are settled."""
         listing, sources = self.listing, self._sources
         made_of = (listing, sources.changes, self.pin)
-        if self.pin is None or made_of == self._kept or (listing is None and not sources.imported):
+        if self.pin is None or listing is None or made_of == self._kept:
             return
         files: set[str] = set()
         named = frozenset(self.pin.listing)  # they stay: plans may name them
-        is_known = is_whole = False
         if (part := self._slice()) is not None:
             is_known = part.full or part.settled
-            is_whole = part.full or (part.settled and listing is not None and listing.complete)
+            is_whole = part.full or (part.settled and listing.complete)
             kept = named.union(part.paths)
             formers = (path for path in sources.formers if {path, str(sources[path].former)} & kept)
             files = {*part.paths, *formers}
@@ -152,12 +151,12 @@ class Pinning:
                 self._is_stay_recorded = True
                 about = {"files": len(part.stayed), "first": part.stayed[0], "message": STAYED}
                 yield event("limit_below_slice", **about)
-        elif listing is not None:  # keeps every path that reached its end, even if the listing dropped it
+        else:  # keeps every path that reached its end, even if the listing dropped it
             ended = {one.path for one in sources.in_state(*TERMINAL)}
             files = {*listing.paths, *(ended | sources.formers.keys()) - sources.imported.keys()}
             is_known, is_whole = True, listing.complete
         imports = [path for path in sources.imported if path in named or sources[path].state in PUBLISHED]
-        paths = (*sorted(files), *sorted(imports))  # imported sets wait for no listing, and come last
+        paths = (*sorted(files), *sorted(imports))
         has_ended = is_whole and all(path in sources and sources[path].state in TERMINAL for path in paths)
         limit = self._limit.model_dump(exclude_none=True)
         pin = replace(self.pin, listing=paths, complete=has_ended, whole=is_known, limit=limit)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import DOWNLOAD_FAILED, PUBLISHED, SOURCE_ROTTEN, TERMINAL, Source
 from stoker.corpus.schedule.decide import demand_of
 from stoker.corpus.schedule.state import Action, Situation
-from stoker.corpus.staging.finding import Finding
 from stoker.shards.format.pinned import filters_asked
 from stoker.store.layout import record_name
 from stokerd.sharding.activities import ACTIVITIES
@@ -19,7 +19,6 @@ from stokerd.sharding.dataset import DatasetState
 from stokerd.sharding.effects import Effect, Forget, OpenFinding, SetDemand, StartOver, Write, event
 
 LEAST_MISSED = 16  # named at once, to keep ahead of the builders as stage.queue_files does
-IMPORT_AGAIN = "its shard set is nowhere in this build any more; import it again"
 NO_FILE = "its shard set is gone, and no file has this content any more"
 
 _NOTHING_COMES = {
@@ -46,9 +45,8 @@ def take(dataset: DatasetState, action: Action) -> Iterator[Effect]:
         dataset.discard_parquet(source)
         yield event("source_released", path=path)
     elif action.kind == "give_up_content":
-        word, why = ("import_lost", IMPORT_AGAIN) if source.imported else ("content_gone", NO_FILE)
-        yield Write(source.moved("quarantined", reason=IMPORT_AGAIN if source.imported else word))
-        yield event(word, path=path, reason=why)
+        yield Write(source.moved("quarantined", reason="content_gone"))
+        yield event("content_gone", path=path, reason=NO_FILE)
     elif action.kind == "duplicate":
         yield Write(source.moved("duplicate", reason=f"same content as {action.of}"))
         if source.state in ("staged", "building"):
@@ -168,7 +166,7 @@ def _restore_formers(dataset: DatasetState) -> Iterator[Effect]:
 
 def _release_for_other_columns(dataset: DatasetState) -> Iterator[Effect]:
     """Starts over sources quarantined for a column that the configuration no longer reads."""
-    read = {dataset.pipeline.dataset.text_column, *filters_asked(dataset.pipeline).columns()}
+    read = {dataset.pipeline.dataset.column, *filters_asked(dataset.pipeline).columns()}
     for source in dataset.sources.in_state("quarantined"):
         if source.column is not None and source.column not in read:
             yield StartOver(source, f"it was quarantined for column {source.column!r}, which is not read now")

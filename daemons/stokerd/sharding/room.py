@@ -62,4 +62,4 @@ def _unstage(dataset: DatasetState, first: Source) -> Iterator[Effect]:
     if spare and not dataset.needs.is_linked:
         source = max(spare, key=lambda one: one.path)
         dataset.discard_parquet(source)
-        yield StartOver(source, f"{first.path} needs its room first")
+        yield StartOver(source, f"{first.path} needs its space first")

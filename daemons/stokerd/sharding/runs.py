@@ -81,7 +81,7 @@ class Runs:
 def _fingerprint(runs: Path) -> object:
     """Returns a value that changes when a run comes or goes, or its plan or consumed.json is written."""
     found = []
-    with storage_errors("look at", runs), contextlib.suppress(FileNotFoundError):
+    with storage_errors("read", runs), contextlib.suppress(FileNotFoundError):
         for run in sorted(runs.iterdir()):
             for name in ("plan.jsonl", "consumed.json"):
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -76,7 +76,7 @@ class Space:
         (what, needed), claimed = needs[0], self.claimed(size)
         floor = f" and {format_bytes(self.floor)} stays free (stage.free_floor)" if place == "hot" else ""
         self.short[place] = (
-            f"{what} waits for room on {place}: it takes {format_bytes(needed)}; "
+            f"{what} waits for space on {place}: it takes {format_bytes(needed)}; "
             f"{format_bytes(size.free_bytes)} of {format_bytes(size.total_bytes)} are free, "
             f"{format_bytes(claimed)} of that is claimed{floor}"
         )

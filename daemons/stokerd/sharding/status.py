@@ -45,7 +45,6 @@ FIGURES = (
     Figure("shard_sources", "Source files by state.", "sources.*", {"state": get_args(SourceState)}),
     Figure("shard_documents", "Documents in proven shard sets.", "documents.*", SPLIT),
     Figure("shard_tokens", "Tokens in proven shard sets.", "tokens.*", SPLIT),
-    Figure("shard_imported_sets", "Imported sets.", "imported.*", {"documents": ("known", "unknown")}),
     Figure("shard_dropped_rows", "Rows that filters dropped of proven sets.", "dropped.*", DROPPED),
     Figure("shard_workers", "Workers at work.", "at_work.*", ACTIVITY),
     Figure("shard_workers_rss_bytes", "Resident bytes of all sharding workers.", "workers_rss_bytes"),
@@ -54,10 +53,10 @@ FIGURES = (
     ),
     Figure(
         "shard_parquet_bytes_per_second",
-        "Parquet bytes brought to their end each second.",
+        "Parquet bytes finished each second.",
         "parquet_bytes_per_second",
     ),
-    Figure("shard_parquet_left_bytes", "Bytes of parquet that wait for their end.", "bytes_left"),
+    Figure("shard_parquet_left_bytes", "Bytes of parquet that are not finished.", "bytes_left"),
     Figure("shard_eta_seconds", "Seconds until all sources came to their end.", "eta_s"),
     Figure(
         "shard_last_progress_timestamp_seconds", "Unix time at which sharding last got on.", "progress_at"
@@ -86,7 +85,7 @@ FIGURES = (
     Figure("worker_rss_bytes", "Bytes of the largest worker of an activity.", "largest.*", ACTIVITY),
     Figure("memory_ladder_step", "Rungs below the top of the memory ladder.", "memory.step"),
     Figure("builders_wanted", "How many builders may be at work.", "parallelism.builders"),
-    Figure("copies_wanted", "How many files may be brought to hot at once.", "parallelism.copies"),
+    Figure("copies_wanted", "How many files may be copied to hot at once.", "parallelism.copies"),
     Figure(
         "landing_unneeded_bytes",
         "Bytes of fetched files that nothing needs any more.",
@@ -95,7 +94,7 @@ FIGURES = (
     Figure("quarantine_files", "Things kept in quarantine.", "quarantine.files.*", KIND),
     Figure("quarantine_bytes", "Bytes kept in quarantine.", "quarantine.bytes.*", KIND),
     Figure("quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", VERDICT),
-    Figure("quarantine_dropped_total", "Things given up from quarantine.", "quarantine.dropped.*", KIND),
+    Figure("quarantine_dropped_total", "Items deleted from quarantine.", "quarantine.dropped.*", KIND),
     Figure("worker_ends_total", "Ends of workers and of their tasks.", "ends.*.*", ENDS),
     Figure("workers_recycled_total", "Builders ended at a commit point for their size.", "recycled"),
     Figure("shard_moved_bytes_total", "Bytes of sets moved.", "moved_bytes.*", {"move": tuple(MOVES)}),
@@ -192,7 +191,7 @@ def _records(dataset: DatasetState) -> dict[str, Any]:
         "documents": dict(sums.documents),
         "tokens": dict(sums.tokens),
         "dropped": {reason: sums.dropped[reason] for reason in DROPPED["reason"]},
-        "imported": {"known": sums.imported - sums.undocumented, "unknown": sums.undocumented},
+        "imported": sums.imported,
     }
 
 
@@ -307,7 +306,7 @@ def _text(status: Mapping[str, Any]) -> str:
         return f"every file so far is quarantined ({quarantined}); stoker events says why"
     if status["build_id"] is None:
         return f"waiting for the tokenizer's files: {sources['staged']} staged"
-    text = _built(sources, status["tokens"], sum(status["imported"].values()))
+    text = _built(sources, status["tokens"], status["imported"])
     if "build" in workers:
         text += f", {workers['build']} building at {status['tokens_per_second']:,.0f} tokens/s"
     if quarantined:

@@ -142,7 +142,7 @@ class Rollbacks:
         try:
             self._make(self._decided(Ask(to, reason=f"longer horizon: {steps} steps")))
         except (RollbackRefused, DataError, Transient) as refusal:
-            message = f"it goes on from step {left}, whose learning rate has decayed: {refusal}"
+            message = f"it continues from step {left}, whose learning rate has decayed: {refusal}"
             self.events.record("milestone_missing", step=to, steps=steps, message=message)
             return False
         self.events.record("horizon_longer", step=to, left=left, steps=steps)

@@ -157,7 +157,7 @@ def load_run(context: DaemonContext) -> Run:
     """Returns the run that is on disk; for a new run creates its directories and an empty plan."""
     pipeline, kind = context.pipeline, kind_of(context.pipeline)
     if context.until is not None and not kind.follows_plan:
-        raise UsageError("a trainer of your own is not told where to stop: leave --until out")
+        raise UsageError("an external trainer cannot be told where to stop: leave --until out")
     layout = pipeline.layout.run(pipeline.train.run)
     layout.create()
     for log in (layout.plan, layout.timelines):

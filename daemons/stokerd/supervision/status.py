@@ -119,7 +119,7 @@ FIGURES = (
     ),
     Figure(
         "train_saves_refused",
-        "Newest saves of a trainer of your own that were not sealed, in a row.",
+        "Newest saves of an external trainer that were not sealed, in a row.",
         "figures.saves_refused",
     ),
     Figure("checkpoint_mirror_enabled", "1 where checkpoints are mirrored.", "figures.has_mirror"),
@@ -142,7 +142,7 @@ FIGURES = (
     ),
     Figure("config_stop_time_seconds", "Seconds that a trainer may take to save.", "figures.config.stop_s"),
     Figure("config_hold_seconds", "Seconds that the plan waits for a file.", "figures.config.hold_s"),
-    Figure("config_no_progress_launches", "Fruitless launches that halt the run.", "figures.config.launches"),
+    Figure("config_no_progress_launches", "Launches in a row that halt the run.", "figures.config.launches"),
     Figure("train_workers", "Workers at work.", "figures.workers.*", WORKER),
     Figure("train_worker_ends_total", "Ends of workers.", "figures.ends.*.*", {**WORKER, "class": ENDS}),
     *GPU_FIGURES,

@@ -31,24 +31,27 @@ COMMANDS = {
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
     "checkpoint": ("runs.checkpoint", "Show the checkpoints of a run."),
     "rollback": ("runs.rollback", "Take the run back to a checkpoint."),
-    "skip-set": ("runs.rollback", "Give up a shard set that cannot be restored."),
+    "skip-set": ("runs.rollback", "Abandon a shard set that cannot be restored."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
-    "resume": ("runs.hold", "Go on with a run that is paused or halted."),
+    "resume": ("runs.hold", "Continue a run that is paused or halted."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
     "quarantine": ("data.quarantine", "List, release or drop quarantined files."),
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
     "plan": ("stoker.provenance.plan:plan", "Show the order of the training data and the run's position."),
     "batch": ("stoker.provenance.batch:batch", "Show which documents were in a step."),
     "where": ("stoker.provenance.where:where", "Show which steps saw a row of a source file."),
-    "generate": ("runs.generate", "Continue a text with a checkpoint's model."),
-    "export-model": ("runs.export_model", "Write a checkpoint's model for Hugging Face transformers."),
+    "generate": ("stoker.exchange.generate:generate", "Continue a text with a checkpoint's model."),
+    "export-model": (
+        "stoker.exchange.export_model:export_model",
+        "Write a checkpoint's model for Hugging Face transformers.",
+    ),
     "client": ("runs.client", "Print the client for a trainer of your own."),
-    "export": ("data.export", "Write shard sets in other trainers' formats."),
-    "import": ("data.import_", "Import tokens that another tool made."),
+    "export": ("stoker.exchange.export:export", "Write shard sets in other trainers' formats."),
+    "import": ("stoker.exchange.import_:import_", "Import tokens that another tool made."),
     "memory": ("stoker.memory.group:memory", "Record, show and diagnose what memory is taken."),
     "config": ("pipeline.config", "Check a pipeline file, or show the settings in force."),
     "units": ("pipeline.units", "Show or write what the systemd units take from a file."),
-    "reload": ("pipeline.reload", "Have the daemons take up a changed file or new code."),
+    "reload": ("pipeline.reload", "Reload the daemons with a changed file or new code."),
     "help": ("main", "Show the help of a command."),
     "version": ("main", "Show the version of Stoker."),
 }
@@ -76,7 +79,7 @@ class LazyGroup(click.Group):
         place, _, name = COMMANDS[cmd_name][0].partition(":")
         if not name:
             place, name = f"stoker.cli.{place}", cmd_name.replace("-", "_")
-            name = f"{name}_" if name in ("help", "import") else name
+            name = f"{name}_" if name == "help" else name
         command: click.Command = getattr(importlib.import_module(place), name)
         return command
 
@@ -160,4 +163,4 @@ def _sentence(error: OSError) -> str:
     text = f"{error.filename}: {what}" if error.filename is not None else what
     if isinstance(error, PermissionError):
         return f"{text}; run this as its owner or as a member of its group, or correct its mode"
-    return f"{text}; look at that path and its disk, then try again"
+    return f"{text}; check that path and its disk, then try again"

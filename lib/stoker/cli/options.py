@@ -28,8 +28,8 @@ def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> o
 def _load_planned(context: click.Context, parameter: click.Parameter, file: Path) -> object:
     pipeline: Any = _load(context, parameter, file)
     if not pipeline.train.follows_plan:
-        why = "its run is made by a trainer of your own (train.command), which reads no plan of Stoker's"
-        raise UsageError(f"{file}: {why}: `stoker {context.info_name}` has nothing to look at")
+        why = "its run is made by an external trainer (train.command), which does not read Stoker's plan"
+        raise UsageError(f"{file}: {why}: `stoker {context.info_name}` has nothing to show")
     return pipeline
 
 

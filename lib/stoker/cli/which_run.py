@@ -62,10 +62,10 @@ def proven_checkpoint(path: Path) -> tuple[Path, CheckpointBody]:
         path = pipeline.layout.run(pipeline.train.run).root
     directory = max(checkpoints_at(path), key=lambda one: one.name)
     if not (directory / "model.json").exists() and (directory / BODY).exists():
-        raise UsageError(f"{directory} is of a trainer of your own: Stoker knows no model in it")
+        raise UsageError(f"{directory} is of an external trainer: Stoker knows no model in it")
     proof = prove_checkpoint(directory)
     if proof.verdict == "invalid":
         raise DataError(f"{directory} is not whole: {proof.reason}; use an older checkpoint")
     if proof.body is None:
-        raise StorageError(f"{directory} cannot be read now: {proof.reason}; look at the disk and try again")
+        raise StorageError(f"{directory} cannot be read now: {proof.reason}; check the disk and try again")
     return directory, proof.body

@@ -15,6 +15,7 @@ from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revisi
 from stoker.config.places import overlaps, places
 from stoker.config.schema import Evict, Pipeline, Source
 from stoker.config.schema_train import External, Train
+from stoker.config.sources import SOURCES
 from stoker.config.units import format_bytes, format_count, write_count
 
 
@@ -30,14 +31,6 @@ class Fault:
 READ_VALUES = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_s")
 SEGMENT_SHARE = 3  # the trainer reads a segment, builders fill the next, a rollback may need the last
 Rule = tuple[object, str, str]  # true where the rule is broken, the dotted key, the error text
-
-# The required key of each kind of source, and the advice for it.
-_SOURCE_KEYS = {
-    "hub": ("repo", "name the repository, as owner/name"),
-    "urls": ("urls_file", 'name the file of lines "URL [sha256]"'),
-    "folder": ("path", "name the directory that holds the parquet"),
-}
-_HUB_ALONE = {"endpoint", "token_file", "repo_type", "revision"}
 
 
 def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
@@ -107,7 +100,7 @@ def notes(pipeline: Pipeline, horizon: int | None = None) -> list[Fault]:
 
 def _external_notes(external: External) -> list[Fault]:
     told = (
-        "without a glob only those checkpoints are sealed that the trainer tells by the client "
+        "without a glob only those checkpoints are sealed that the trainer reports by the client "
         "(stoker client); with none, each launch begins at the beginning"
     )
     return _broken([(not external.checkpoints, "train.external", told)])
@@ -176,19 +169,16 @@ def _places(pipeline: Pipeline) -> Iterator[Rule]:
 
 
 def _source(source: Source) -> Iterator[Rule]:
-    needed, means = _SOURCE_KEYS[source.kind]
-    others = {key for key, _ in _SOURCE_KEYS.values()} - {needed}
-    others |= _HUB_ALONE if source.kind != "hub" else set()
+    spec = source.spec
+    others = {key for each in SOURCES.values() for key in (each.key, *each.others)} - {spec.key, *spec.others}
     has_others = {key for key in others if getattr(source, key) != Source.model_fields[key].default}
     faults = {
-        needed: "" if getattr(source, needed) else f"is required for kind: {source.kind}; {means}",
+        spec.key: "" if getattr(source, spec.key) else f"is required for kind: {source.kind}; {spec.advice}",
         **dict.fromkeys(sorted(has_others), f"means nothing for kind: {source.kind}; remove it"),
     }
-    if source.follow and source.kind != "hub":
-        faults["follow"] = "new_commits means something for kind: hub only; remove it"
     # Values that the hub, or the glob compiler, would refuse.
     answers = {
-        "repo": repo_fault(source.repo) if source.kind == "hub" and source.repo else "",
+        "repo": repo_fault(source.repo) if source.repo and not faults.get("repo") else "",
         "revision": revision_fault(source.revision),
         "endpoint": endpoint_fault(source.endpoint) if source.endpoint else "",
         "token_file": token_file_fault(source.token_file.name) if source.token_file else "",
@@ -210,6 +200,7 @@ def _data(pipeline: Pipeline) -> list[Rule]:
     both = tokenizer.train is not None and tokenizer.file is not None
     neither = tokenizer.train is None and tokenizer.file is None
     return [
+        *(_tokens(pipeline) if pipeline.dataset.tokens_column is not None else ()),
         (most is not None and least > most, "dataset.filters.max_chars", too_few),
         (both, "tokenizer.file", "train and file exclude each other; keep one of the two"),
         (neither, "tokenizer", "needs train or file; write one of the two, or leave tokenizer out"),
@@ -217,6 +208,21 @@ def _data(pipeline: Pipeline) -> list[Rule]:
         (release == "after_sync" and without_warm, "shard.release", after_sync),
         (without_warm and pipeline.evict != Evict(), "evict", evict),
     ]
+
+
+OF_TOKENS = ("languages", "at_least")  # the filters that read another column than the text
+
+
+def _tokens(pipeline: Pipeline) -> Iterator[Rule]:
+    """Yields the rules of a dataset that is tokens already."""
+    dataset = pipeline.dataset
+    both = "text_column and tokens_column exclude each other; keep one of the two"
+    yield "text_column" in dataset.model_fields_set, "dataset.text_column", both
+    trains = "tokens_column needs the tokenizer that made the tokens; name it as tokenizer.file"
+    yield pipeline.tokenizer.file is None, "tokenizer", trains
+    for key in sorted(dataset.filters.model_fields_set.difference(OF_TOKENS)):
+        of_text = "reads text, and dataset.tokens_column holds none; remove it"
+        yield getattr(dataset.filters, key) is not None, f"dataset.filters.{key}", of_text
 
 
 def _training(pipeline: Pipeline) -> Iterator[Rule]:
@@ -259,10 +265,10 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
 
 
 NO_PLAN = (
-    "a trainer of your own reads no plan, so no windows can be skipped for it; write tell, or have it speak "
+    "an external trainer reads no plan, so no windows can be skipped for it; write tell, or have it speak "
     "all of the protocol (train.external.protocol: full)"
 )
-NO_WORDS = "has no words, or a quote without its end; write a program and its arguments, or null"
+NO_WORDS = "is empty, or has a quote without its end; write a program and its arguments, or null"
 
 
 def _words(train: Train) -> tuple[str, ...]:
@@ -275,12 +281,12 @@ def _words(train: Train) -> tuple[str, ...]:
 def _external(pipeline: Pipeline) -> Iterator[Rule]:
     """Yields the rules of an external trainer."""
     train, external = pipeline.train, pipeline.train.external
-    yield train.command == (), "train.command", "has no words; write a program and its arguments, or null"
-    alone = "is about a trainer of your own, and train.command names none; name it there, or remove this"
+    yield train.command == (), "train.command", "is empty; write a program and its arguments, or null"
+    alone = "is about an external trainer, and train.command names none; name it there, or remove this"
     yield external is not None and train.command is None, "train.external", alone
     if external is not None and external.protocol == "full":
         for key in ("step", "checkpoints", "quiet", "resume"):
-            of_client = "means nothing for protocol: full, by which the trainer tells it; remove it"
+            of_client = "means nothing for protocol: full, by which the trainer reports it; remove it"
             yield key in external.model_fields_set, f"train.external.{key}", of_client
     if (external := train.external_trainer) is None:
         return
@@ -294,9 +300,9 @@ def _external(pipeline: Pipeline) -> Iterator[Rule]:
         unknown = set(re.findall(r"\{([^{}]*)\}", word)) - {"path", "step"}
         text = f"{{{', '.join(sorted(unknown))}}} is unknown; {{path}} and {{step}} are filled in"
         yield unknown, "train.external.resume", text
-    skips = "rollback skips windows of a plan, and a trainer of your own reads none; write tell"
+    skips = "rollback skips windows of a plan, and an external trainer reads none; write tell"
     yield pipeline.supervise.on_spike != "tell", "supervise.on_spike", skips
-    kept = "must be 0: nothing may leave hot while a trainer of your own reads it"
+    kept = "must be 0: nothing may leave hot while an external trainer reads it"
     evicts = pipeline.has_data and pipeline.warm is not None and pipeline.evict.target_free != 0
     yield evicts, "evict.target_free", kept
 

@@ -23,9 +23,8 @@ NETWORK_TYPES = frozenset({
 
 def places(pipeline: Pipeline) -> dict[str, Path]:
     """Returns the directories of a pipeline, by key; the source last."""
-    source = pipeline.dataset.source
     found = {"state": pipeline.state, "hot": pipeline.hot, "warm": pipeline.warm}
-    found |= {SOURCE: source.path if source.kind == "folder" else None}
+    found |= {SOURCE: pipeline.dataset.source.path}
     return {key: path for key, path in found.items() if path is not None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -27,13 +27,19 @@ from stoker.config.reading import (
     Text,
 )
 from stoker.config.schema_train import Train
+from stoker.config.sources import SOURCES, SourceKind
 from stoker.store.layout import HotLayout, RuntimeLayout, StateLayout, WarmLayout
+
+if TYPE_CHECKING:
+    KindName = str
+else:
+    KindName = Literal[tuple(SOURCES)]
 
 
 class Source(Section):
     """The origin of the parquet files."""
 
-    kind: Literal["hub", "urls", "folder"]
+    kind: KindName
     path: FilePath | None = None
     include: tuple[Text, ...] = ()  # empty: every *.parquet
     exclude: tuple[Text, ...] = ()
@@ -44,6 +50,16 @@ class Source(Section):
     endpoint: Text | None = None
     token_file: FilePath | None = None
     urls_file: FilePath | None = None
+
+    @property
+    def spec(self) -> SourceKind:
+        """All that differs by the kind."""
+        return SOURCES[self.kind]
+
+    @property
+    def place(self) -> str:
+        """Where the source is: a folder, a repository's name, a list's file."""
+        return str(getattr(self, self.spec.key))
 
 
 class Limit(Section):
@@ -71,7 +87,13 @@ class Dataset(Section):
     source: Source
     limit: Limit = Limit()
     text_column: Text = "text"
+    tokens_column: Text | None = None  # of lists of token ids, a document a row, instead of text
     filters: Filters = Filters()
+
+    @property
+    def column(self) -> str:
+        """The column that holds the documents."""
+        return self.text_column if self.tokens_column is None else self.tokens_column
 
 
 # Keys that a pipeline without a dataset cannot have; its trainer brings its own data.

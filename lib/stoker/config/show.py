@@ -24,6 +24,8 @@ def effective_yaml(pipeline: Pipeline) -> str:
     shown["plan"]["epochs"] = shown["plan"]["epochs"] or "unlimited"
     # A tokenizer is either trained or given: the other key as null would look like a contradiction.
     shown["tokenizer"] = {name: value for name, value in shown["tokenizer"].items() if value is not None}
+    if pipeline.dataset.tokens_column is not None:
+        _leave_out(shown, "dataset.text_column", "dataset.filters.min_chars")
     if not pipeline.train.follows_plan:
         _leave_out(shown, *OF_BUILT_IN)
     if not pipeline.has_data:

@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, scratch: Path) -> None:
         installer.install(places, wheel, python, name)
     user = "--user " if places.is_user else ""
     print(f"start a pipeline: systemctl {user}enable --now stoker@NAME.target")
-    print(f"after an upgrade: stoker reload {places.pipelines}/NAME.yaml (training goes on)")
+    print(f"after an upgrade: stoker reload {places.pipelines}/NAME.yaml (training continues)")
     print(f"remove it: {places.current}/bin/python -m stoker.install {user}--uninstall")
     print(f"settings that may help this host: {places.current}/deploy/systemd/stoker.sysctl")
 

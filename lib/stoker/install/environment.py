@@ -15,7 +15,7 @@ COMPLETE = "complete"  # the last file of an environment, and the first to go
 CHECKOUT = Path(__file__).parents[3]
 _NAME = re.compile(r"\d[\w.+!]*-[0-9a-f]{8}")  # <version>-<digest of wheel and Python>
 _DAEMONS = "import stokerd.download_watchdog, stokerd.stage_shard, stokerd.train_supervisor"
-_NO_VENV = "Debian needs: apt install python3-venv; and look at the disk"
+_NO_VENV = "Debian needs: apt install python3-venv; and check the disk"
 _QUIET = ("--quiet", "--disable-pip-version-check")
 
 
@@ -43,7 +43,7 @@ def make(place: Path, wheel: Path, python: str) -> None:
         (place / "constraints.txt").write_bytes(archive.read("stoker/deploy/constraints.txt"))
     index = os.environ.get("STOKER_TORCH_INDEX")
     options = [*_QUIET, "--no-user", *(["--extra-index-url", index] if index else [])]
-    own, remedy = place / "bin/python", "look at the network and the disk, then run this again"
+    own, remedy = place / "bin/python", "check the network and the disk, then run this again"
     options += ["-c", str(place / "constraints.txt")]
     must(UNAVAILABLE, remedy, own, "-m", "pip", "install", *options, wheel)
     must(DATA, "the wheel is broken, or --prefix is mounted noexec", own, "-P", "-c", _DAEMONS)
@@ -84,5 +84,5 @@ def build(python: str, into: Path) -> Path:
     print(f"building the wheel of {CHECKOUT}", flush=True)
     must(UNAVAILABLE, _NO_VENV, python, "-m", "venv", into / "tools")
     pip = (into / "tools/bin/python", "-m", "pip", "wheel", *_QUIET, "--no-deps", "-w", into, CHECKOUT)
-    must(UNAVAILABLE, "look at the network, or name a wheel", *pip)
+    must(UNAVAILABLE, "check the network, or name a wheel", *pip)
     return next(into.glob("stoker-*.whl"))

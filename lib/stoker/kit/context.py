@@ -75,7 +75,7 @@ class Reserve:
         """Creates the file, or completes a file that a crash cut short, if the disk has room to spare."""
         with (
             contextlib.suppress(StorageError, FileNotFoundError),
-            storage_errors("reserve room at", self._path),
+            storage_errors("reserve space at", self._path),
         ):
             is_whole = self._path.exists() and self._path.stat().st_blocks * 512 >= self._size
             if not is_whole and self._space()[0] >= SPARE * self._size:
@@ -248,7 +248,7 @@ class DaemonContext:
                 write_atomic(file, data, durable=False, mode=mode)
         except (OSError, UnavailableError) as error:
             if not self._is_status_failing:
-                problem = f"{self.runtime.root}: {error}; the work goes on unseen"
+                problem = f"{self.runtime.root}: {error}; the work continues without it"
                 self.log.warning("status_unwritable", message=problem)
             self._is_status_failing = True
         else:

@@ -13,7 +13,7 @@ from typing import Any
 ENDS, WITHIN = 3, timedelta(minutes=15)
 
 
-SILENT = "without a word: a kill, a crash of the interpreter, or a power cut"
+SILENT = "without a message: a kill, a crash of the interpreter, or a power cut"
 
 
 @dataclass(frozen=True)

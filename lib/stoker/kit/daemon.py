@@ -91,7 +91,7 @@ def daemon_main(
         print(f"{program}: {error}", file=sys.stderr)
         code = error.exit_code
     except OSError as error:
-        print(f"{program}: {error}; look at that path and its disk, then start again", file=sys.stderr)
+        print(f"{program}: {error}; check that path and its disk, then start again", file=sys.stderr)
         code = os.EX_IOERR
     finally:
         waiter.close()
@@ -253,7 +253,7 @@ def _unclean_ends(context: DaemonContext) -> UncleanEnds | None:
 
 def _sweep(context: DaemonContext) -> None:
     """Removes temporary files that ended processes left of records, those of all daemons."""
-    with storage_errors("look at", context.layout.runs):
+    with storage_errors("read", context.layout.runs):
         directories = context.layout.with_records()
     if swept := sum(sweep_temporaries(directory) for directory in directories):
         context.log.info("leftovers_swept", message=f"{swept} half-written records of ended processes")

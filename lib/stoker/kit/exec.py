@@ -1,7 +1,8 @@
 """Ties children to their parent: `python -m stoker.kit.exec PPID SIGNAL DIRECTORY -- CMD...` starts one.
 
 The program asks for SIGNAL at the end of its parent, checks that PPID is still the parent, then becomes CMD,
-in DIRECTORY unless that is empty. The parent enters no directory itself: its disk may hang.
+in DIRECTORY unless that is empty. The parent enters no directory itself: its disk may hang. A module of ours
+runs in this interpreter, because a second start would cost a worker a fifth of its own.
 Exit codes before CMD runs: 64 usage, 75 the parent is gone, 126 not executable, 127 not found. This module
 imports little because it is the first to run in every child.
 """
@@ -11,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Mapping
 
 USAGE = "usage: python -m stoker.kit.exec PPID SIGNAL DIRECTORY -- CMD [ARGUMENT...]"
+PYTHON_MODULE = [sys.executable, "-P", "-m"]
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 TRAINER_OUTPUT = "STOKER_TRAINER_OUTPUT"  # the descriptors that a trainer's stdout and stderr are passed to
@@ -71,8 +74,7 @@ def launch_command(
     The child gets the signal `death` when this process ends. -P: a file in the working directory must not
     replace a module.
     """
-    launcher = [sys.executable, "-P", "-m", "stoker.kit.exec"]
-    return [*launcher, str(os.getpid()), str(death.value), directory, "--", *command]
+    return [*PYTHON_MODULE, "stoker.kit.exec", str(os.getpid()), str(death.value), directory, "--", *command]
 
 
 def main(argv: list[str]) -> int:
@@ -87,19 +89,23 @@ def main(argv: list[str]) -> int:
         return 75
     if int(argv[1]) == signal.SIGKILL:  # a worker: its daemon explains its end and starts another
         end_first_when_memory_is_short()
-    # Python ignores these two signals for itself, and an ignored signal stays ignored over exec.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     doing = f"enter {directory}"
     try:
         if directory:
             os.chdir(directory)
             os.environ["PWD"] = directory  # as a shell does: programs ask it
         doing = f"start {command[0]}"
-        os.execvp(command[0], command)  # noqa: S606 - an argument list, no shell
+        if command[:3] != PYTHON_MODULE or not command[3].startswith("stoker."):
+            # Python ignores these two signals for itself, and an ignored signal stays ignored over exec.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            os.execvp(command[0], command)  # noqa: S606 - an argument list, no shell
     except OSError as error:
         print(f"stoker.kit.exec: cannot {doing}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
+    sys.argv[1:] = command[4:]
+    runpy.run_module(command[3], run_name="__main__", alter_sys=True)
+    return 0
 
 
 if __name__ == "__main__":

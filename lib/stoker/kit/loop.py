@@ -98,7 +98,7 @@ class Watch:
         if self._seen is None:
             self.polling = "it is not there"
         elif self._tree and (kind := on_network(self.directory)):
-            self.polling = f"{kind} does not tell of what other machines write"
+            self.polling = f"{kind} does not report what other machines write"
         else:
             try:
                 self._observer = self._observe()

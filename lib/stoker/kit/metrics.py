@@ -84,7 +84,7 @@ OWN = (
     Figure(
         "build_info", "Version of Stoker and of Python; always 1.", "build.*.*", {"version": (), "python": ()}
     ),
-    Figure("events_total", "Events of the daemon, by event word.", "events.*", {"event": ()}),
+    Figure("events_total", "Events of the daemon, by event type.", "events.*", {"event": ()}),
     Figure("requests_waiting", "Requests to the daemon without an answer.", "requests.waiting"),
     Figure(
         "requests_oldest_timestamp_seconds",
@@ -100,7 +100,7 @@ class Metrics:
     """A daemon's metrics and the small server that serves them.
 
     `figures` are read from `status`, the daemon's current status; the metrics in OWN come with every daemon.
-    `events` counts events by event word. `beat_at` is when the loop last got round (time.time).
+    `events` counts events by event type. `beat_at` is when the loop last got round (time.time).
     `requests` returns how many requests wait, and since when the oldest does.
     """
 

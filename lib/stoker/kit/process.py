@@ -14,16 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 # Fields of /proc/PID/stat, counted after the command name (proc(5)).
-_STATE, _PARENT, _FLAGS, _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS, _START, _RSS_PAGES = (
-    0,
-    1,
-    6,
-    9,
-    11,
-    12,
-    19,
-    21,
-)
+_STATE, _PARENT, _FLAGS, _MAJOR_FAULTS = 0, 1, 6, 9
+_USER_TICKS, _SYSTEM_TICKS, _START, _RSS_PAGES = 11, 12, 19, 21
 _FORKED = 0x40  # PF_FORKNOEXEC (linux/sched.h)
 _DEAD = ("Z", "X")
 _PAGE, _TICK_S = os.sysconf("SC_PAGE_SIZE"), 1 / os.sysconf("SC_CLK_TCK")

@@ -1,10 +1,9 @@
-"""`stoker memory diagnose`: reads and tokenizes a parquet file in four ways, and names the one that grows."""
+"""`stoker memory diagnose`: names what grows in a recording, or as a parquet file is read and tokenized."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,117 +11,102 @@ import click
 
 from stoker.cli.options import PATH, TEXT, answer, json_option
 from stoker.config.units import format_bytes
-from stoker.memory.memory_patterns import PATTERNS, PatternRun, Verdict, judge
 from stoker.store.errors import DataError, UsageError
 
-TEXT_BYTES = 8 << 20  # accumulating the tokens of so much text takes some 100 MB
-TRAIN_BYTES, VOCAB_SIZE = 2 << 20, 8192
-ROW = "{:<20} {:>12} {:>12} {:>12} {:>15} {:>13}"
-HEAD = ROW.format("pattern", "begin", "end", "grown", "bytes/document", "bytes/token")
+VOCAB_SIZE = 8192
+LEAST_BYTES, LEAST_DOCUMENTS = 4 << 20, 64  # smaller growth is that of allocators
+# What each pattern does more than the one before: what grows, and the advice.
+PATTERNS = {
+    "read": ("reading", "though no row is kept and each was read before"),
+    "tokenize": ("tokenizing", "though no token is kept and each text was seen before"),
+    "release": ("accumulating", "as the tokens are kept: write them out, or keep an array of uint16"),
+    "accumulate": ("allocators", "free and not given back: release (gc, Arrow's pool, malloc_trim) them"),
+}
+ROW = "{:<12} {:>12} {:>12} {:>12}"
 
 
 @click.command(epilog="Example: stoker memory diagnose /data/fineweb/000_00000.parquet")
-@click.argument("parquet", metavar="PARQUET", type=PATH)
+@click.argument("file", metavar="CSV|PARQUET", type=PATH)
 @click.option("--tokenizer", metavar="JSON", type=PATH, help="A tokenizer.json. [default: one trained here]")
 @click.option("--text-column", type=TEXT, default="text", help="The column that holds the text.")
 @click.option("--documents", type=click.IntRange(1), help="How many. [default: 8 MiB of text]")
 @json_option
 def diagnose(
-    parquet: Path, tokenizer: Path | None, text_column: str, documents: int | None, *, as_json: bool
+    file: Path, tokenizer: Path | None, text_column: str, documents: int | None, *, as_json: bool
 ) -> None:
-    """Find what grows as a parquet file is read.
+    """Find what grows in a recording, or as a parquet file is read.
 
-    The first documents of PARQUET are read only; tokenized and dropped; tokenized and kept (accumulate); and
-    kept with a release of free memory after each batch (gc, Arrow's pool, malloc_trim): each in a process of
-    its own, with the reference tokenizer. A round before that keeps nothing fills pools and caches. Exit
+    Of a recording it names the program or kind of memory that grows most in the later half. The first
+    documents of PARQUET are read only; tokenized and dropped; tokenized and kept, with a release of free
+    memory after each batch (gc, Arrow's pool, malloc_trim); and kept without (accumulate): each in a process
+    of its own, with the reference tokenizer. A round before that keeps nothing fills pools and caches. Exit
     codes: 65 the file or the tokenizer cannot be used; 69 a process ended before it was done; 74 the file
     cannot be read.
     """
+    if not file.is_file():
+        raise UsageError(f"{file} is no file; name a recording or a parquet file")
+    if file.suffix.lower() == ".csv":
+        from stoker.memory.picture import panel_of_recording, what_grows
+
+        found = what_grows(panel_of_recording(file))
+        answer({"recording": str(file), **found}, [found["sentence"]], as_json=as_json)
+        return
+    task = {"parquet": str(file), "text_column": text_column, "documents": documents}
+    runs = _run(task, _tokenizer(tokenizer, file, text_column))
+    verdict = judge(runs)
+    sizes = {name: (run["begin_bytes"], run["end_bytes"], run["grown_bytes"]) for name, run in runs.items()}
+    lines = [ROW.format("pattern", "begin", "end", "grown"), verdict["sentence"]]
+    lines[1:1] = [ROW.format(name, *map(format_bytes, row)) for name, row in sizes.items()]
+    answer({"parquet": str(file), "patterns": runs, **verdict}, lines, as_json=as_json)
+
+
+def judge(runs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Names what makes memory grow, by the run of each pattern: the largest step from one to the next."""
+    steps, before = dict[str, int](), 0
+    for name in PATTERNS:
+        steps[name] = runs[name]["grown_bytes"] - before
+        before = max(0, runs[name]["grown_bytes"])
+    worst = max(steps, key=lambda name: steps[name])
+    documents, tokens = (max(runs["accumulate"][name], 1) for name in ("documents", "tokens"))
+    a_document, a_token = steps[worst] / documents, steps[worst] / tokens
+    culprit: str | None
+    culprit, advice = PATTERNS[worst]
+    amount = f"{a_document:,.0f} bytes a document, {a_token:.1f} a token"
+    sentence = f"{culprit.capitalize()}: this is what grows, by {amount}, {advice}."
+    if documents < LEAST_DOCUMENTS:
+        culprit, sentence = None, "No culprit: there are too few documents to tell."
+    elif steps[worst] < LEAST_BYTES:
+        culprit, sentence = None, f"No culprit: nothing grows by {format_bytes(LEAST_BYTES)}."
+    figures = {"grown_bytes": steps[worst], "bytes_per_document": a_document, "bytes_per_token": a_token}
+    return {"culprit": culprit, **figures, "sentence": sentence}
+
+
+def _run(task: Mapping[str, Any], tokenizer: bytes) -> dict[str, dict[str, int]]:
+    """Returns what each pattern measured."""
     from stoker.cli.worker_jobs import Workers
-    from stoker.kit.terminal import Footer
     from stoker.kit.workers.pool import Activity
 
-    if not parquet.is_file():
-        raise UsageError(f"{parquet} is no file; name a parquet file")
-    runs, footer = dict[str, PatternRun](), Footer()
     activity = Activity("pattern", "stoker.memory.pattern_worker")
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder, Workers() as workers:
         frozen = Path(folder) / "tokenizer.json"
-        texts = _Texts(parquet, text_column, documents)
-        frozen.write_bytes(texts.tokenizer(tokenizer))
-        task = {"parquet": str(parquet), "text_column": text_column, "tokenizer": str(frozen)}
-        for pattern, name in PATTERNS.items():
-
-            def hear(message: Any, name: str = name) -> None:
-                footer.show(lambda width: f"{name}: {message['documents']:,} documents"[:width])
-
-            asked = {**task, "pattern": pattern, "documents": texts.documents}
-            result = workers.run(activity, asked, name, hear)
-            runs[pattern] = PatternRun(*(result[key] for key in PatternRun.__annotations__))
-            footer.clear()
-    verdict = judge(runs)
-    answer(_report(parquet, runs, verdict), _lines(runs, verdict), as_json=as_json)
+        frozen.write_bytes(tokenizer)
+        tasks = {name: {**task, "pattern": name, "tokenizer": str(frozen)} for name in PATTERNS}
+        return {name: workers.run(activity, each, name) for name, each in tasks.items()}
 
 
-class _Texts:
-    """The documents to diagnose with: so many, or as many as hold 8 MiB of text."""
+def _tokenizer(given: Path | None, parquet: Path, column: str) -> bytes:
+    """Returns the tokenizer given, or one trained on the first texts."""
+    from stoker.corpus.readers.finding import BadFile
+    from stoker.corpus.readers.reader import reader_of
+    from stoker.shards.tokenize.tokenizer import examine_tokenizer, train_tokenizer
 
-    def __init__(self, parquet: Path, text_column: str, wanted: int | None) -> None:
-        self._parquet, self._text_column, self._wanted = parquet, text_column, wanted
-        self.documents = 0
-
-    def tokenizer(self, given: Path | None) -> bytes:
-        """Counts the documents, and returns the tokenizer given, or one trained on the first of them."""
-        from stoker.corpus.staging.finding import BadParquet
-        from stoker.shards.tokenize.tokenizer import examine_tokenizer, train_tokenizer
-
-        if given is not None:
-            data = given.read_bytes()
-            examine_tokenizer(data, str(given))
-        try:
-            first = list(self._first())
-        except BadParquet as error:
-            raise DataError(f"{self._parquet}: {error}") from error
-        if not self.documents:
-            raise DataError(f"{self._parquet} holds no text in its column {self._text_column!r}")
-        return data if given is not None else train_tokenizer(first, VOCAB_SIZE)
-
-    def _first(self) -> Iterator[list[str]]:
-        """Yields texts to train on, and counts on."""
-        from stoker.shards.build.parquet import ParquetText
-
-        size = 0
-        for batch in ParquetText(self._parquet, self._text_column).batches():
-            texts = [text for text in batch.texts if text is not None]
-            if size < TRAIN_BYTES:
-                yield texts
-            self.documents += len(texts)
-            size += sum(map(len, batch.utf8))
-            if self._wanted is not None and self.documents >= self._wanted:
-                self.documents = self._wanted
-                break
-            if self._wanted is None and size >= TEXT_BYTES:
-                break
-
-
-def _report(parquet: Path, runs: dict[str, PatternRun], verdict: Verdict) -> dict[str, Any]:
-    patterns = {
-        name: {
-            **asdict(run),
-            "grown_bytes": run.grown_bytes,
-            "bytes_per_document": run.per_document(),
-            "bytes_per_token": run.per_token(),
-        }
-        for name, run in runs.items()
-    }
-    return {"parquet": str(parquet), "patterns": patterns, **asdict(verdict)}
-
-
-def _lines(runs: dict[str, PatternRun], verdict: Verdict) -> Iterator[str]:
-    yield HEAD
-    for name, run in runs.items():
-        sizes = (format_bytes(size) for size in (run.begin_bytes, run.end_bytes, run.grown_bytes))
-        a_token = run.per_token()
-        shown = "" if a_token is None else f"{a_token:.1f}"
-        yield ROW.format(PATTERNS[name], *sizes, f"{run.per_document():,.0f}", shown)
-    yield verdict.sentence
+    try:
+        batch = next(reader_of(parquet).open_rows(parquet, column).batches(), None)
+    except BadFile as error:
+        raise DataError(f"{parquet}: {error}") from error
+    texts = [text for text in batch.texts if text is not None] if batch else []
+    if not texts:
+        raise DataError(f"{parquet} holds no text in its column {column!r}")
+    data = given.read_bytes() if given else train_tokenizer([texts], VOCAB_SIZE)
+    examine_tokenizer(data, str(given))
+    return data

@@ -14,56 +14,53 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from stoker.corpus.readers.reader import reader_of
 from stoker.kit.workers.child import Report, paced, run_worker
-from stoker.memory.memory_patterns import ACCUMULATE, READ, RELEASE
 from stoker.shards.build.memory_use import give_back, resident_bytes
-from stoker.shards.build.parquet import ParquetText
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import reload_tokenizer
 
+TEXT_BYTES = 8 << 20  # accumulating the tokens of so much text takes some 100 MB
+
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Reads the documents, and does with them what the pattern says."""
     pattern = task["pattern"]
     engine = HFEngine(reload_tokenizer(Path(task["tokenizer"])))  # also to read only: the same start for all
     progress = paced(lambda done: report("progress", documents=done))
     kept: list[list[int]] = []
-    begin_bytes = 0
+    begin = documents = tokens = 0
     for is_measured in (False, True):
-        begin_bytes, documents, tokens = resident_bytes(), 0, 0
+        begin, documents, tokens = resident_bytes(), 0, 0
         for texts in _texts(task):
             documents += len(texts)
-            if pattern != READ:
-                lists = _tokenized(engine, texts)
-                tokens += sum(map(len, lists))
-                if is_measured and pattern in (ACCUMULATE, RELEASE):
+            if pattern != "read":
+                ids, lengths = engine.encode(texts)
+                # Lists, which is what a loop over a tokenizer gets.
+                lists = [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]]
+                tokens += len(ids)
+                if is_measured and pattern in ("accumulate", "release"):
                     kept += lists
-                del lists
-            if pattern == RELEASE:
+                del ids, lists
+            if pattern == "release":
                 give_back()
             progress(documents)
-    sizes = {"begin_bytes": begin_bytes, "end_bytes": resident_bytes()}
-    return {"documents": documents, "tokens": tokens, **sizes, "kept": len(kept)}
+    end = resident_bytes()
+    counts = {"documents": documents, "tokens": tokens, "kept": len(kept)}
+    return {**counts, "begin_bytes": begin, "end_bytes": end, "grown_bytes": end - begin}
 
 
 def _texts(task: dict[str, Any]) -> Iterator[list[str]]:
-    """Yields the documents, batch by batch."""
-    left = int(task["documents"])
-    for batch in ParquetText(Path(task["parquet"]), task["text_column"]).batches():
-        yield [text for text in batch.texts if text is not None][:left]
-        left -= batch.rows - batch.texts.count(None)
-        if left <= 0:
+    """Yields the documents, batch by batch: so many, or 8 MiB of them."""
+    count = size = 0
+    parquet = Path(task["parquet"])
+    for batch in reader_of(parquet).open_rows(parquet, task["text_column"]).batches():
+        texts = [text for text in batch.texts if text is not None]
+        yield texts if task["documents"] is None else texts[: task["documents"] - count]
+        count, size = count + len(texts), size + sum(map(len, batch.utf8))
+        if size >= TEXT_BYTES if task["documents"] is None else count >= task["documents"]:
             return
-
-
-def _tokenized(engine: HFEngine, texts: list[str]) -> list[list[int]]:
-    """Returns each document's ids as a list, which is what a loop over a tokenizer gets."""
-    ids, lengths = engine.encode(texts)
-    flat, lists, begin = ids.tolist(), [], 0
-    for length in lengths.tolist():
-        lists.append(flat[begin : begin + length])
-        begin += length
-    return lists
 
 
 if __name__ == "__main__":

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import abc
+import contextlib
+import fcntl
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from stoker.kit.exec import launch_command, set_child_subreaper
-from stoker.kit.loop import Waiter
 from stoker.kit.process import (
     ProcessId,
     children_tree,
@@ -20,10 +21,9 @@ from stoker.kit.process import (
     signal_name,
     signal_process,
 )
-from stoker.memory.inside import GpuMemory, LinePipe, PythonReports, python_environment
-from stoker.memory.recording import NOTE_CHARS, Kind, RecordingFile, Row
-from stoker.memory.signal_fd import Arrived, SignalFd
-from stoker.memory.tree_memory import PssWatch, tree_memory
+from stoker.kit.workers.child import LineBuffer
+from stoker.memory.figures import GpuMemory, SharedWatch, rss_by_name
+from stoker.memory.recording import NOTE_CHARS, RecordingFile
 from stoker.observe.machine import MemoryWatch
 from stoker.store.errors import UnavailableError
 from stoker.store.record import utc_now
@@ -31,33 +31,34 @@ from stoker.store.record import utc_now
 MARK_VARIABLE = "STOKER_MARK_FD"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 OTHERS = (signal.SIGUSR1, signal.SIGUSR2)  # for the command alone: whoever does not expect them dies of them
+WAKING = (signal.SIGCHLD, signal.SIGIO)  # a child has ended, a mark has come
 KILL_S = 10.0  # from a second signal that ends, or from the command's own end after the first, to KILL
 FRESH_S = 0.1  # figures so old serve for a mark, however many come
-LAUNCHER, LAUNCH_S, LAUNCH_LOOK_S = b"\0stoker.kit.exec\0", 5.0, 0.002
-ENDING_LOOK_S = 0.1  # between two looks whether the tree is empty
+TICK_S = 0.1  # between two checks of what no signal tells: the end of a tree, the time to kill
+LAUNCHER, LAUNCH_S, LAUNCH_TICK_S = b"\0stoker.kit.exec\0", 5.0, 0.002
 
 
 def say(text: str) -> None:
     """Writes a line to standard error; a terminal that is gone is no reason to end."""
-    try:
+    with contextlib.suppress(OSError):
         os.write(2, f"stoker: {text}\n".encode("utf-8", "replace"))
-    except OSError:
-        return
 
 
-class Recorder(abc.ABC):
-    """What both kinds of recording have in common: the waiting, the sampling, the rows."""
+class Recorder:
+    """Watches the process and its children until it ends, or a signal ends the recording alone."""
 
-    def __init__(self, file: RecordingFile, every_s: float, what: str) -> None:
-        self._file, self._every_s, self._what = file, every_s, what
-        self._signals = SignalFd(*ENDING, *OTHERS)
-        self._waiter = Waiter()
-        self._waiter.add_fd(self._signals.fileno(), "signal")
-        self._gpus = GpuMemory(self._waiter, every_s)
-        self._reports = PythonReports()
-        self._pss, self._machine = PssWatch(), MemoryWatch()
-        self._began, self._looked_at = time.monotonic(), -float("inf")
-        self._figures: dict[str, int | None] = {}
+    def __init__(self, file: RecordingFile, every_s: float, process: ProcessId, what: str = "") -> None:
+        self._file, self._every_s, self._process = file, every_s, process
+        self._what = what or f"pid {process.pid}"
+        self._gpus = GpuMemory(every_s)  # before the signals are blocked, which a child inherits
+        # A signal that this process ignores stays ignored.
+        heard = [one for one in (*ENDING, *OTHERS) if signal.getsignal(one) is not signal.SIG_IGN]
+        self._signals = [*heard, *WAKING]
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        self._shared, self._machine = SharedWatch(), MemoryWatch()
+        self._began, self._measured_at = time.monotonic(), -float("inf")
+        self._figures: dict[str, object] = {}
+        self._asked: list[int] = []  # the signals that end, but for those of the terminal
         self.samples, self.peak_rss_bytes = 0, 0
 
     @property
@@ -66,83 +67,68 @@ class Recorder(abc.ABC):
 
     def run(self) -> int:
         """Records until the end; returns the exit code to pass on."""
-        due = self._began
+        self._sample()  # before the first mark
+        due = self._began + self._every_s
         while not self._is_over():
-            now = time.monotonic()
-            if now >= due:
+            if (now := time.monotonic()) >= due:
                 self._sample()
                 due = max(due + self._every_s, now)
-            for event in self._waiter.wait(min(due - time.monotonic(), self._patience_s())):
-                self._heard(event.about)
-        self._finish()
+            # sigtimedwait(2), not a handler: it tells whether the terminal sent the signal.
+            arrived = signal.sigtimedwait(self._signals, max(0.0, min(due - time.monotonic(), TICK_S)))
+            if arrived is not None and arrived.si_signo not in WAKING:
+                self._measure()
+                self._write("signal", signal=signal_name(arrived.si_signo))
+                self._signalled(arrived.si_signo, is_terminal=arrived.si_code > 0)
+        code, how, note = self._end()
+        self._figures = {}
+        self._write("exit", exit_code=code, signal=signal_name(how) if how else "", note=note)
         self._gpus.close()
-        return self._exit_code()
+        return 128 + how if how else code or 0
 
-    @abc.abstractmethod
     def _tree(self) -> list[ProcessId]:
         """Returns the processes to measure."""
+        # Once it has ended its pid may be another's.
+        return [self._process, *children_tree(self._process.pid)] if self._process.alive() else []
 
-    @abc.abstractmethod
     def _is_over(self) -> bool:
-        """Whether the recording has come to its end."""
+        return bool(self._asked) or not self._process.alive()
 
-    def _patience_s(self) -> float:
-        return self._every_s
+    def _signalled(self, signum: int, *, is_terminal: bool) -> None:
+        if signum in ENDING:
+            self._asked.append(signum)
 
-    @abc.abstractmethod
-    def _signalled(self, arrived: Arrived) -> None:
-        """Handles a signal that came to the recorder."""
-
-    @abc.abstractmethod
-    def _finish(self) -> None:
-        """Writes the last row."""
-
-    @abc.abstractmethod
-    def _exit_code(self) -> int:
-        """Returns the exit code to pass on."""
-
-    def _heard(self, tag: str) -> None:
-        if tag == "gpu":
-            self._gpus.hear()
-        if tag == "signal":
-            for arrived in self._signals.read():
-                self._look()
-                self._write("signal", signal=signal_name(arrived.signum))
-                self._signalled(arrived)
+    def _end(self) -> tuple[int | None, int, str]:
+        """Returns what the last row tells: exit code, the signal that ended it or 0, a note."""
+        if self._asked:
+            return None, self._asked[0], "the recording was stopped"
+        return None, 0, "the process has ended"
 
     def _sample(self) -> None:
-        self._gpus.hear()  # also where it says nothing: its deadline
-        self._look(pss=True)
-        if self.samples and not self._figures["processes"]:  # it ends just now
-            return
-        note = self._what if not self.samples else self._reports.new_top()
-        self.samples += 1
-        self._write("sample", note=note)
+        self._measure(is_sample=True)
+        if self._figures["processes"] or not self.samples:  # else it ends just now
+            self._write("sample", note="" if self.samples else self._what)
+            self.samples += 1
 
-    def _look(self, *, pss: bool = False) -> None:
-        if not pss and time.monotonic() - self._looked_at < FRESH_S:
+    def _measure(self, *, is_sample: bool = False) -> None:
+        if not is_sample and time.monotonic() - self._measured_at < FRESH_S:
             return
         pids = {process.pid for process in self._tree()}
-        memory = tree_memory(pids)
-        self.peak_rss_bytes = max(self.peak_rss_bytes, memory.rss_bytes, memory.largest_bytes)
-        self._looked_at = time.monotonic()
+        count, by_name = rss_by_name(pids)
+        rss = sum(by_name.values())
+        self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+        self._measured_at = time.monotonic()
         self._figures = {
-            "processes": memory.processes,
-            "rss_bytes": memory.rss_bytes,
-            "pss_bytes": self._pss.look(pids) if pss else None,
-            "swap_bytes": memory.swap_bytes,
+            "processes": count,
+            "rss_bytes": rss,
             "available_bytes": self._machine.look().headroom_bytes,
             "gpu_bytes": self._gpus.of(pids),
-            **self._reports.of(pids),
+            "by_name": "; ".join(f"{name} {size}" for name, size in by_name.items()),
+            **self._shared.take(pids),
         }
 
-    def _write(self, kind: Kind, *, note: str = "", signal: str = "", exit_code: int | None = None) -> None:
-        figures = {} if kind == "exit" else self._figures
-        row = Row(
-            utc_now(), self.elapsed_s, kind, **figures,
-            peak_rss_bytes=self.peak_rss_bytes or None, exit_code=exit_code, signal=signal, note=note,
-        )  # fmt: skip
-        self._file.write(row)
+    def _write(self, kind: str, **cells: object) -> None:
+        row = {"time": utc_now(), "elapsed_s": f"{self.elapsed_s:.3f}", "kind": kind, **self._figures}
+        self._file.write({**row, "peak_rss_bytes": self.peak_rss_bytes or None, **cells})
 
 
 class CommandRecorder(Recorder):
@@ -151,172 +137,95 @@ class CommandRecorder(Recorder):
     When this process dies, the kernel asks the command to end (TERM), as nobody watches it then.
     """
 
-    def __init__(
-        self, file: RecordingFile, every_s: float, command: Sequence[str], *, python: bool = False
-    ) -> None:
-        super().__init__(file, every_s, " ".join(command))
-        self._asked = 0  # signals that end, sent by a process
+    def __init__(self, file: RecordingFile, every_s: float, command: list[str]) -> None:
+        self._marks, marking = os.pipe()  # first: shells can redirect to single digits only
+        super().__init__(file, every_s, ProcessId.of(os.getpid()), " ".join(command))
         self._kill_at = float("inf")
         self._status: int | None = None
-        self._marks = LinePipe(self._waiter, "mark", NOTE_CHARS)
-        self._inside: LinePipe | None = None
-        if python:
-            self._inside = LinePipe(self._waiter, "inside", NOTE_CHARS, [self._marks.number])
-        self._pid = self._start(list(command))
-        self._pidfd = os.pidfd_open(self._pid)
-        self._waiter.add_fd(self._pidfd, "end")
-
-    def _start(self, command: list[str]) -> int:
+        self._lines = LineBuffer(NOTE_CHARS)
+        fcntl.fcntl(self._marks, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self._marks, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)  # a SIGIO a mark
         set_child_subreaper()
-        if self._inside is not None:
-            # Through env(1): the launcher is a Python program, too, and is not meant.
-            variables = python_environment(self._inside, self._every_s, os.environ)
-            command = ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
-        environ = {**os.environ, MARK_VARIABLE: str(self._marks.number)}
-        pipes = [pipe for pipe in (self._marks, self._inside) if pipe is not None]
-        actions = [pipe.file_action for pipe in pipes]
-        mask, launch = self._signals.mask_before, launch_command(command)
-        pid = os.posix_spawn(sys.executable, launch, environ, file_actions=actions, setsigmask=mask)
-        for pipe in pipes:
-            pipe.started()
-        self._await_launch(pid)
-        return pid
-
-    @staticmethod
-    def _await_launch(pid: int) -> None:
-        """Waits until the launcher, whose memory is not the command's, has become the command."""
+        os.set_inheritable(marking, True)
+        environ = {**os.environ, MARK_VARIABLE: str(marking)}
+        self._pid = os.posix_spawn(sys.executable, launch_command(command), environ, setsigmask=self._mask)
+        os.close(marking)
+        # Until the launcher, whose memory is not the command's, has become the command.
         until = time.monotonic() + LAUNCH_S
-        while LAUNCHER in Path(f"/proc/{pid}/cmdline").read_bytes() and time.monotonic() < until:
-            time.sleep(LAUNCH_LOOK_S)
+        while LAUNCHER in Path(f"/proc/{self._pid}/cmdline").read_bytes() and time.monotonic() < until:
+            time.sleep(LAUNCH_TICK_S)
 
     def _tree(self) -> list[ProcessId]:
-        own = self._gpus.pids
-        return [process for process in children_tree(os.getpid()) if process.pid not in own]
+        return [process for process in children_tree(os.getpid()) if process.pid != self._gpus.pid]
 
     def _is_over(self) -> bool:
+        self._take_marks()
         if self._status is None:
-            return False
-        return not self._asked or not self._tree()
-
-    def _patience_s(self) -> float:
-        now = time.monotonic()
-        if now >= self._kill_at:
-            for process in self._tree():
-                self._signal(process, signal.SIGKILL)
-        return (
-            ENDING_LOOK_S if self._status is not None else max(0.0, min(self._every_s, self._kill_at - now))
-        )
-
-    def _heard(self, tag: str) -> None:
-        super()._heard(tag)
-        if tag == "mark":
-            self._take_marks()
-        if tag == "inside" and self._inside is not None:
-            self._reports.take(self._inside.read())
-        if tag == "end":
-            self._ended()
+            self._reap()
+        if time.monotonic() >= self._kill_at:
+            self._signal_all(signal.SIGKILL)
+        return self._status is not None and (not self._asked or not self._tree())
 
     def _sample(self) -> None:
-        reap_strays({self._pid, *self._gpus.pids})
+        reap_strays({self._pid, self._gpus.pid})
         super()._sample()
 
     def _take_marks(self) -> None:
-        for mark in self._marks.read():
-            self._look()
+        lines: list[bytes] = []
+        with contextlib.suppress(BlockingIOError):  # while a process is left that can write one
+            while data := os.read(self._marks, 1 << 16):
+                lines += self._lines.feed(data)
+            lines += self._lines.finish()
+        for mark in filter(bytes.strip, lines):
+            self._measure()
             self._write("mark", note=mark.decode("utf-8", "replace"))
 
-    def _signalled(self, arrived: Arrived) -> None:
-        if arrived.is_terminal:  # the whole foreground has it already, and may take it in its stride
+    def _reap(self) -> None:
+        pid, status, usage = os.wait4(self._pid, os.WNOHANG)
+        if not pid:
             return
-        if arrived.signum in OTHERS:
-            if self._status is None:
-                os.kill(self._pid, arrived.signum)  # not reaped yet, so the pid is its own
-            return
-        for process in self._tree():
-            self._signal(process, arrived.signum)
-            self._signal(process, signal.SIGCONT)  # a stopped process gets it when it runs
-        self._asked += 1
-        if self._asked == 2 and self._status is None:
-            say(f"asked to end twice: what still runs in {KILL_S:.0f} s is killed")
-        if self._asked == 2:
-            self._kill_at = min(self._kill_at, time.monotonic() + KILL_S)
-
-    def _signal(self, process: ProcessId, signum: int) -> None:
-        try:
-            signal_process(process, signum)
-        except PermissionError:
-            say(f"process {process.pid} belongs to another user and is not sent {signal_name(signum)}")
-
-    def _ended(self) -> None:
-        _, status, usage = os.wait4(self._pid, 0)
         self._status = os.waitstatus_to_exitcode(status)
-        self._waiter.remove_fd(self._pidfd)
-        os.close(self._pidfd)
         if self._asked:
             self._kill_at = min(self._kill_at, time.monotonic() + KILL_S)
         # The kernel counts what this process held when it started the command: below that it says nothing.
         if (largest := usage.ru_maxrss * 1024) > own_peak_rss():
             self.peak_rss_bytes = max(self.peak_rss_bytes, largest)
 
-    def _finish(self) -> None:
+    def _signalled(self, signum: int, *, is_terminal: bool) -> None:
+        if is_terminal:  # the whole foreground has it already, and may take it in its stride
+            return
+        if signum in OTHERS:
+            if self._status is None:
+                os.kill(self._pid, signum)  # not reaped yet, so the pid is its own
+            return
+        self._signal_all(signum)
+        self._asked.append(signum)
+        if len(self._asked) == 2:
+            say(f"asked to end twice: what still runs in {KILL_S:.0f} s is killed")
+            self._kill_at = min(self._kill_at, time.monotonic() + KILL_S)
+
+    def _signal_all(self, signum: int) -> None:
+        for process in self._tree():
+            try:
+                signal_process(process, signum)
+                signal_process(process, signal.SIGCONT)  # a stopped process gets it when it runs
+            except PermissionError:
+                name = signal_name(signum)
+                say(f"process {process.pid} belongs to another user and is not sent {name}")
+
+    def _end(self) -> tuple[int | None, int, str]:
+        assert self._status is not None
         self._take_marks()
-        if self._inside is not None:
-            self._reports.take(self._inside.read())
-            if self._reports.is_empty:
-                say("no Python program of the command reported; was it started with -I, -S or -E?")
-        killed_by = signal_name(-self._status) if self._status is not None and self._status < 0 else ""
-        self._write("exit", exit_code=self._exit_code(), signal=killed_by, note=self._reports.top)
         if left := len(self._tree()):
             say(f"the command has ended; {left} of its processes run on and are recorded no more")
-
-    def _exit_code(self) -> int:
-        assert self._status is not None
-        return self._status if self._status >= 0 else 128 - self._status
+        killed_by = max(0, -self._status)
+        return (128 + killed_by if killed_by else self._status), killed_by, ""
 
 
-class ProcessRecorder(Recorder):
-    """Watches a process that runs already, and its children; a signal ends the recording alone."""
-
-    def __init__(self, file: RecordingFile, every_s: float, process: ProcessId, pidfd: int) -> None:
-        super().__init__(file, every_s, f"pid {process.pid}")
-        self._process, self._pidfd = process, pidfd
-        self._ended_by = 0  # the signal that ended the recording
-        self._waiter.add_fd(pidfd, "end")
-        self._is_gone = False
-
-    def _tree(self) -> list[ProcessId]:
-        if not self._process.alive():  # its pid may be another's by now
-            return []
-        return [self._process, *children_tree(self._process.pid)]
-
-    def _is_over(self) -> bool:
-        return self._is_gone or bool(self._ended_by)
-
-    def _heard(self, tag: str) -> None:
-        super()._heard(tag)
-        self._is_gone |= tag == "end"
-
-    def _signalled(self, arrived: Arrived) -> None:
-        if arrived.signum in ENDING:
-            self._ended_by = arrived.signum
-
-    def _finish(self) -> None:
-        name = signal_name(self._ended_by) if self._ended_by else ""
-        note = "the recording was stopped" if self._ended_by else "the process has ended"
-        self._write("exit", signal=name, note=note)
-
-    def _exit_code(self) -> int:
-        return 128 + self._ended_by if self._ended_by else 0
-
-
-def find_process(pid: int) -> tuple[ProcessId, int]:
-    """Returns a running process and a descriptor of it; raises UnavailableError."""
-    try:
-        process = ProcessId.of(pid)
-        descriptor = os.pidfd_open(pid)
-    except OSError as error:  # also a thread's id, which pidfd_open(2) refuses
-        raise UnavailableError(f"no process {pid}; `ps` lists those that run") from error
-    if not process.alive():
-        os.close(descriptor)
-        raise UnavailableError(f"process {pid} has ended; `ps` lists those that run")
-    return process, descriptor
+def find_process(pid: int) -> ProcessId:
+    """Returns a running process; raises UnavailableError."""
+    # psutil: /proc has an entry for a thread's id, too.
+    process = ProcessId.of(pid) if psutil.pid_exists(pid) else None
+    if process is None or not process.alive():
+        raise UnavailableError(f"no process {pid} runs; `ps` lists those that do")
+    return process

@@ -1,4 +1,4 @@
-"""`stoker memory show`: draws a recording, or what a pipeline's daemons took."""
+"""`stoker memory show`: shows a recording, or what a pipeline's daemons took."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from stoker.cli.options import PATH, one_line
-from stoker.kit.terminal import columns_of
 from stoker.store.errors import UsageError
 
 KINDS = (".png", ".svg")
@@ -15,31 +14,32 @@ KINDS = (".png", ".svg")
 
 @click.command(epilog="Example: stoker memory show leak.csv --plot leak.png")
 @click.argument("file", metavar="CSV|FILE", type=PATH)
-@click.option("--plot", metavar="OUT", type=PATH, help="Also write a picture: OUT.png or OUT.svg.")
+@click.option(
+    "--plot", metavar="OUT", type=PATH, help="Also draw a picture: OUT.png or OUT.svg (matplotlib)."
+)
 def show(file: Path, plot: Path | None) -> None:
-    """Draw a recording, or a pipeline's samples.
+    """Show a recording, or a pipeline's samples.
 
-    Shown are the peak, the growth a minute over the later half, and marks; of a pipeline each daemon with all
+    Shown are peaks, the growth a minute over the later half, and marks; of a pipeline each daemon with all
     its processes, and the launches, checkpoints and evaluations of its run. Exit codes: 65 the file is no
-    recording or has no sample; 74 the picture cannot be written.
+    recording or has no sample; 69 --plot without matplotlib; 74 the picture cannot be written.
     """
     from stoker.memory.drawing import as_text, write_plot
-    from stoker.memory.memory_picture import Picture, picture_of_recording, picture_of_samples
+    from stoker.memory.picture import panel_of_recording, panels_of_samples
 
     if plot is not None and plot.suffix.lower() not in KINDS:
         raise UsageError(f"{plot} ends with neither .png nor .svg, the two kinds of picture there are")
-    picture: Picture
     if file.suffix.lower() in (".yaml", ".yml"):
         from stoker.config.load import load_pipeline
 
         pipeline = load_pipeline(file)
-        picture = picture_of_samples(pipeline.layout, pipeline.train.run)
+        panels = panels_of_samples(pipeline.layout, pipeline.train.run)
+    elif file.is_file():
+        panels = [panel_of_recording(file)]
     else:
-        if not file.is_file():
-            raise UsageError(f"{file} is no file; name a recording or a pipeline's YAML file")
-        picture = picture_of_recording(file)
-    for line in as_text(picture, columns_of(1)):
-        click.echo(one_line(line))
+        raise UsageError(f"{file} is no file; name a recording or a pipeline's YAML file")
+    for panel in panels:
+        click.echo("\n".join(map(one_line, as_text(panel))))
     if plot is not None:
-        write_plot(picture, plot)
+        write_plot(panels, plot)
         click.echo(f"wrote {plot}")

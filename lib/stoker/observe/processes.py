@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.kit.metrics import Figure
 from stoker.kit.process import ProcessId, Usage, Used, usage_of
@@ -51,10 +51,7 @@ def process_figures(daemon: str) -> tuple[Figure, ...]:
     )
 
 
-class Read(Protocol):
-    """Reads one process, as `usage_of` does."""
-
-    def __call__(self, process: ProcessId, /, *, of_children: bool) -> Usage | None: ...
+Read = Callable[..., Usage | None]  # reads one process, as `usage_of` does
 
 
 def command_of(pid: int) -> bytes:

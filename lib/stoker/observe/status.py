@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ def _read(layout: StateLayout, daemon: str) -> dict[str, Any]:
         raise StorageError(f"cannot read {path}; {advice}", error.errno) from error
     running = holder is not None and holder.purpose == daemon
     last = holder or read_contents(path)
-    body = _snapshot(last, daemon)
+    body, silent_s = _snapshot(last, daemon), 0.0
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # no snapshot, or another version's
+        silent_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(body["time"])).total_seconds())
     return {
         "running": running,
         "state": "running" if running else "stopped" if last.since else "never started",
@@ -41,15 +44,8 @@ def _read(layout: StateLayout, daemon: str) -> dict[str, Any]:
         "since": last.since or None,
         "metrics": last.extra.get("metrics") if running else None,
         "body": body,
-        "silent_s": _age_s(body),
+        "silent_s": silent_s,
     }
-
-
-def _age_s(body: dict[str, Any]) -> float:
-    try:
-        return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(body["time"])).total_seconds())
-    except (KeyError, TypeError, ValueError):  # no snapshot, or another version's
-        return 0.0
 
 
 def _snapshot(holder: Holder, daemon: str) -> dict[str, Any]:

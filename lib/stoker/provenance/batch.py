@@ -24,7 +24,7 @@ from stoker.supervise.run.record import Identity
 @planned_file
 @click.argument("run")
 @click.argument("step", type=int)
-@click.option("--timeline", type=int, help="A timeline that was given up; without it the current one.")
+@click.option("--timeline", type=int, help="An abandoned timeline; without it the current one.")
 @click.option("--show", is_flag=True, help="Print the text of each window too.")
 @json_option
 def batch(  # noqa: PLR0917 - click passes an argument per option

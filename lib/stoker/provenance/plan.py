@@ -81,7 +81,7 @@ def _progress(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "low water", "entry {} offset {:,}".format(*report["low_water"])
     for fork in report["timelines"]:
         spans = ", ".join(f"{first} to {last}" for first, last in fork["skip"])
-        why = (fork["reason"] or "no reason given") + (f"; passes over {spans}" if spans else "")
+        why = (fork["reason"] or "no reason given") + (f"; skips {spans}" if spans else "")
         yield "timeline", f"{fork['timeline']} from step {fork['from']} of timeline {fork['parent']} ({why})"
 
 
@@ -118,7 +118,7 @@ def _around(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]
 def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     number = str(entry["n"])
     if "state" not in entry:
-        said = "passed over {}: {}".format(*entry["passed"]) if "passed" in entry else None
+        said = "skipped {}: {}".format(*entry["passed"]) if "passed" in entry else None
         return (number, "", "", "", "", "", said or f"the plan's end: {entry['end']}")
     state = entry["state"]
     if state == "reading":

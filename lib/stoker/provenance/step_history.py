@@ -16,7 +16,7 @@ from stoker.plan.log import DATA_EXHAUSTED, read_plan
 from stoker.plan.positions import START, Accounts, Position, after, linear, take
 from stoker.plan.timelines import ancestry, read_timelines, skips
 from stoker.store.errors import DataError, UsageError
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import read_whole
 from stoker.supervise.audit.audit_rows import read_rows
 from stoker.supervise.run.launch_record import read_launches
 
@@ -166,9 +166,6 @@ class History:
 
     def _finished(self) -> str | None:
         """Returns why the run is over; None while it continues, or if more steps were requested since."""
-        try:
-            found = read_record(self.run.consumed).get("finished")
-        except (FileNotFoundError, RecordDamaged):
-            return None
+        found = (read_whole(self.run.consumed) or {}).get("finished")
         over = self.plan.ended if found == DATA_EXHAUSTED else self.last.step >= self.steps
         return str(found) if found is not None and over else None

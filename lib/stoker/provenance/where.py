@@ -23,7 +23,7 @@ from stoker.store.errors import DataError, UsageError
 WORDS = {
     "applied": "step {}",
     "planned": "planned, not read yet",
-    "skipped": "skipped: a rollback passed over it",
+    "skipped": "skipped by a rollback",
     "beyond": "planned, but the run ended before it",
 }
 

@@ -57,7 +57,7 @@ def replay(pipeline: Pipeline, run: str, out: Path, to: int | None, as_json: boo
         try:
             trial.run()
         except Stopped:
-            say(f"stopped at step {trial.newest_step():,}; the same command goes on from there")
+            say(f"stopped at step {trial.newest_step():,}; the same command continues from there")
             return EXIT_INTERRUPTED
         verdict = compare(site)
         site.finish(asdict(verdict))

@@ -64,7 +64,7 @@ def insist_on_equal_bits(
     if not is_known(first):
         raise ConfigError(
             f"no replay can repeat steps 1 to {parts[0].last}: their numerics are not on record. The Stoker "
-            "that made them did not record any, or its supervisor ended before it heard of them"
+            "that made them did not record any, or its supervisor ended before it received them"
         )
     for part in parts:
         now, last = part.settings.get("numerics") or {}, part.first - 1
@@ -82,6 +82,6 @@ def insist_on_equal_bits(
     if made_with is not None and (changes := differences(first, made_with)):
         raise ConfigError(
             f"no replay can repeat {sealed}: it was made with other numerics than the log of launches has "
-            f"({'; '.join(changes)}), because the supervisor ended before it heard of the change; name the "
+            f"({'; '.join(changes)}), because the supervisor ended before it received the change; name the "
             "step of an older checkpoint with --to"
         )

@@ -145,7 +145,7 @@ def _begun(out: Path, record: Mapping[str, Any], to: int | None) -> dict[str, An
     elif fields["state"] != "running":
         problem = "a finished replay"
     elif to not in (None, fields["to"]):
-        problem = f"a replay up to step {fields['to']}, which goes on without --to"
+        problem = f"a replay up to step {fields['to']}, which continues without --to"
     if problem:
         raise UsageError(f"{out} is {problem}; remove it, or name another directory")
     return fields

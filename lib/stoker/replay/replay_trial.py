@@ -89,7 +89,7 @@ class Trial:
                 self._proven.add(found.path.name)
                 return found
             if proof.verdict == "unreadable":
-                raise StorageError(f"{found.path} cannot be read now: {proof.reason}; look at the disk")
+                raise StorageError(f"{found.path} cannot be read now: {proof.reason}; check the disk")
             self.say(f"{found.path.name} is not whole ({proof.reason}); it is made again")
             remove_checkpoint(found.path)
         return None
@@ -169,5 +169,5 @@ def failure(end: GuardedEnd, view: TrainerView) -> StokerError:
     """Returns the error, with its exit code, of a launch that did not end as it should."""
     why = classify(end, is_asked=False, is_hung=False, last_words=view.error).detail
     error = next((error for error in KNOWN if error.exit_code == end.code), UnavailableError)
-    advice = "" if error is errors.ConfigError else "; the same command goes on from its newest checkpoint"
+    advice = "" if error is errors.ConfigError else "; the same command continues from its newest checkpoint"
     return error(f"the trainer failed: {why}{advice}")

@@ -33,10 +33,7 @@ Progress = Callable[[int], None]
 @contextlib.contextmanager
 def aligned_buffer(size: int) -> Iterator[memoryview]:
     """Allocates memory aligned for O_DIRECT, for the length of a block."""
-    with (
-        mmap.mmap(-1, size) as buffer,
-        memoryview(buffer) as view,
-    ):  # anonymous memory is page-aligned
+    with mmap.mmap(-1, size) as buffer, memoryview(buffer) as view:  # anonymous memory is page-aligned
         yield view
 
 

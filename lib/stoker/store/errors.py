@@ -19,7 +19,7 @@ class Fatal(StokerError):
 
 
 class Transient(StokerError):
-    """An error that passes: the caller backs off and tries again."""
+    """An error that passes: trying again later helps."""
 
     exit_code = 75
 
@@ -60,7 +60,10 @@ class NonFinite(Fatal):
 
 
 class StorageError(Fatal, OSError):
-    """A read or write failed; also an OSError, whose `errno` separates a full disk from a broken one."""
+    """A read or write failed.
+
+    It is also an OSError, whose `errno` separates a full disk from a broken one.
+    """
 
     exit_code = 74
 
@@ -105,5 +108,5 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
     except (FileNotFoundError, FileExistsError, StorageError):
         raise
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "look at the kernel's log and try again")
+        advice = _ADVICE.get(error.errno or 0, "check the kernel's log and try again")
         raise StorageError(f"cannot {action} {path}: {error.strerror}; {advice}", error.errno) from error

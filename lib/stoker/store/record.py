@@ -117,6 +117,14 @@ def new_id() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
 
 
+def read_whole(path: Path) -> dict[str, Any] | None:
+    """Reads a record; returns None if it is missing or damaged."""
+    try:
+        return read_record(path)
+    except (FileNotFoundError, RecordDamaged):
+        return None
+
+
 def read_or_set_aside(path: Path, quarantine: Path) -> dict[str, Any] | None:
     """Reads a record; returns None if it is missing, or damaged and moved to `<quarantine>/record-*/`.
 

@@ -1,4 +1,4 @@
-"""What follows the end of a launch: a pure function, one table (repeated in docs/operating.md)."""
+"""What follows the end of a launch: a pure function, one table (repeated in docs/runs.md)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ GPU_OTHERS_SHARE = 0.05  # of a card's memory, as the alert StokerGpuShared has 
 
 _RESUME = "then: stoker reload FILE; stoker resume FILE"  # a resume alone would not read a changed file
 REMEDIES = {
-    ExitClass.BAD_DATA: "mend or give up what its last words name (stoker skip-set)",
+    ExitClass.BAD_DATA: "fix or abandon what its last lines name (stoker skip-set)",
     ExitClass.HOST_MEMORY: "give the trainer more memory, or shorten train.seq_len",
     ExitClass.GPU_MEMORY: "set train.recompute: blocks, shorten train.seq_len, or free the card",
-    ExitClass.NON_FINITE: "look at the data of that step (stoker batch), lower the learning rate, or go back "
+    ExitClass.NON_FINITE: "check the data of that step (stoker batch), lower the learning rate, or go back "
     "before the loss blew up (stoker rollback)",
-    ExitClass.DEVICE_LOST: "look at the card (nvidia-smi, dmesg), reset or replace it",
+    ExitClass.DEVICE_LOST: "check the card (nvidia-smi, dmesg), reset or replace it",
 }
 REMEDIES_OF_EXTERNAL = {
     **dict.fromkeys(
         (ExitClass.HOST_MEMORY, ExitClass.GPU_MEMORY), "give the trainer more memory, or a smaller batch"
     ),
-    ExitClass.NON_FINITE: "look at the data of that step, or lower the learning rate",
+    ExitClass.NON_FINITE: "check the data of that step, or lower the learning rate",
     ExitClass.DEVICE_LOST: REMEDIES[ExitClass.DEVICE_LOST],
 }
 
@@ -115,7 +115,7 @@ def respond(case: Case, policy: Supervise) -> Response:
 
 
 def no_progress(launches: int) -> str:
-    return f"{launches} launches in a row brought no new proven checkpoint"
+    return f"{launches} launches in a row left no new proven checkpoint"
 
 
 def answer_spike(first: int, last: int, facts: Facts, policy: Supervise) -> Fork | str:
@@ -146,7 +146,7 @@ def skipped(timelines: Timelines, why: str = NON_FINITE) -> tuple[int, ...]:
 
 def remedy(kind: ExitClass | None, known: Mapping[ExitClass, str] = REMEDIES) -> str:
     """Returns what an operator of a halted run can do, in one line."""
-    otherwise = "read the trainer's last lines in the log, mend the cause"
+    otherwise = "read the trainer's last lines in the log, fix the cause"
     return f"{known.get(kind or ExitClass.CRASHED, otherwise)}, {_RESUME}"
 
 

@@ -262,7 +262,7 @@ def restore_lost(run: RunLayout) -> int:
         raise DataError(
             f"{run.timelines} ends at timeline {current}, but {known[latest]} is of timeline {latest}: the "
             "line of a rollback is lost, and no checkpoint here has a copy of it. Training would use data "
-            "that was given up: put the file back, from a backup or from a checkpoint of the mirror"
+            "that was abandoned: put the file back, from a backup or from a checkpoint of the mirror"
         )
     return restored
 

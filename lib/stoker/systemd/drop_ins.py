@@ -98,7 +98,7 @@ def _lines(
         yield f"ReadWritePaths={_words('-', _written(pipeline, mounts))}"
     yield "# Proxies (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE) and overrides (STOKER_...), a line each."
     yield f"EnvironmentFile=-{_escaped(manager.file(pipeline.name).with_suffix('.env'))}"
-    if daemon == DOWNLOAD_WATCHDOG and pipeline.dataset.source.kind == "hub":
+    if daemon == DOWNLOAD_WATCHDOG and pipeline.dataset.source.spec.has_token:
         token = pipeline.dataset.source.token_file or manager.files / TOKEN_FILE
         yield "# Its file may be readable by root alone. Without it the default counts: no token."
         yield f"LoadCredential=hub-token:{_escaped(token)}"

@@ -75,7 +75,7 @@ class CompileCache:
         if found == self._sealed:
             return
         if found["files"] or self._sealed:
-            print(f"trainer: {self.directory} is not as it was sealed; compiling anew", file=sys.stderr)
+            print(f"trainer: {self.directory} is not as it was sealed; compiling again", file=sys.stderr)
         remove_tree(self.directory)
         make_dir(self.directory)
 

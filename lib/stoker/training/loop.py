@@ -244,7 +244,7 @@ class Training:
                 f"step {made.step} was not applied: its loss is {result.loss}, its gradient norm "
                 f"{result.grad_norm}; its windows begin at {self.progress.position.as_list()}. The state "
                 "before it is kept. If it happens there again, roll back further, lower train.optimizer.lr, "
-                "or look at that data",
+                "or check that data",
                 **self.progress.words()
                 | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )

@@ -29,6 +29,7 @@ FILE_BYTES = int(os.environ.get("STOKER_BENCH_DOWNLOAD_BYTES", str(2 * 10**9))) 
 LONGEST_S = 600.0
 LOOK_S = 0.05  # between two looks at what processes take; the kernel keeps the peak
 
+LISTERS = ("hub_worker", "urls_worker", "remote_worker")  # the last: of both kinds, in earlier versions
 CURL, CLIENT, STOKER = "curl, then sha256sum", "huggingface_hub", "stoker"
 SNAPSHOT = """
 import sys
@@ -143,7 +144,7 @@ class Download(Scenario):
         return {
             "daemon_rss_bytes": peaks["daemon"],
             "worker_rss_bytes": peaks["fetch_worker"],
-            "lister_rss_bytes": peaks["remote_worker"],
+            "lister_rss_bytes": max(peaks[one] for one in LISTERS),
         }
 
     def _url(self, number: int) -> str:
@@ -171,12 +172,12 @@ def peaks_until_end(daemon: subprocess.Popen[bytes]) -> Counter[str]:
 
 
 def _module(pid: int) -> str:
-    """The last word of the module that a worker runs; empty while it only starts."""
+    """The last word of the module that a worker runs."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return ""
-    return words[-2].rpartition(".")[2] if len(words) > 2 and "stoker.kit.exec" not in words else ""
+    return words[-2].rpartition(".")[2] if len(words) > 2 else ""
 
 
 def _peak_rss(pid: int) -> int:

@@ -38,9 +38,9 @@ _TRAIN = """\
 import json, sys
 from stoker.kit.workers.child import Report
 from stoker.shards.tokenize.tokenizer import train_tokenizer
-from stoker.shards.build.parquet import ParquetText
+from stoker.corpus.readers.parquet import ParquetRows
 def texts(left=24_000_000):
-    for batch in ParquetText(__import__("pathlib").Path(sys.argv[1]), "text").batches():
+    for batch in ParquetRows(__import__("pathlib").Path(sys.argv[1]), "text").batches():
         yield list(batch.texts)
         left -= sum(map(len, batch.utf8))
         if left < 0:

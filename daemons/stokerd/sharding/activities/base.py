@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.corpus.readers.finding import SET_INVALID, Finding
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome, convicted
-from stoker.corpus.staging.finding import SET_INVALID, Finding
 from stoker.kit.workers.pool import Activity, Job
 from stoker.observe.ledger import LOOK_S
 from stoker.store.errors import StokerError

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import KEY16, PUBLISHED, Books, Source
 from stoker.corpus.schedule.outcome import READ_ROWS, SMALLEST, Outcome
 from stoker.corpus.staging.disk_contents import FILES_BYTES
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.requests import Request
 from stokerd.sharding.activities import base

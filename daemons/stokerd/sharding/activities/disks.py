@@ -124,7 +124,7 @@ def on_end(dataset: DatasetState, job: Job[Work], outcome: Outcome) -> Iterator[
 
 def _unavailable(disk: Disk, reason: str) -> Effect:
     if disk.place == "warm":
-        reason += "; what is on hot is used, copies wait; it is tried again for ever"
+        reason += "; what is on hot is used, copies wait; it is retried"
     return Alert(AWAY[disk.place][0], fields={"path": str(disk.root), "reason": reason})
 
 

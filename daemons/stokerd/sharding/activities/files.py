@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stoker.corpus.readers.finding import SET_INVALID
 from stoker.corpus.records.sources import KEY16
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.finding import SET_INVALID
 from stoker.kit.workers.pool import Job
-from stoker.shards.format.pinned import filters_asked
+from stoker.shards.format.pinned import columns_asked
 from stoker.store.layout import record_name
 from stokerd.sharding.activities import base
 from stokerd.sharding.dataset import DatasetState
@@ -29,8 +29,7 @@ def _begin_stage(dataset: DatasetState, path: str) -> Iterator[Effect]:
         "size": source.size,
         "sha256": source.sha256,
         "target": dataset.parquet(source),
-        "text_column": pipeline.dataset.text_column,
-        "columns": filters_asked(pipeline).columns(),
+        **columns_asked(pipeline, dataset.pinning.pin),
         "floor": pipeline.stage.free_floor,
         "decode": dataset.pinning.trains,
         "disks": marks(dataset.hot),

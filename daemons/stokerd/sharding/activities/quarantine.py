@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from stoker.corpus.quarantine.directory import DROP, RELEASE, Kept, drops, due, findings, refusal
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.layout import DOWNLOAD_WATCHDOG
@@ -166,7 +166,7 @@ def _on_end(dataset: DatasetState, job: Job[RecheckWork], outcome: Outcome) -> I
         dataset.retries.succeeded(f"{SUBJECT} {kept.name}")
     match verdict:
         case "good":
-            why = "by hand, without a look at it" if work.is_forced else "it decodes and hashes well now"
+            why = "by hand, without a check" if work.is_forced else "it decodes and hashes well now"
             reason = f"released from quarantine: {why}"
             dataset.convicted.pop(source.path, None)
             dataset.retries.succeeded(source.path)

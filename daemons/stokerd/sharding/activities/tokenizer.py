@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import DataError, UnavailableError
 from stokerd.sharding.activities.base import ShardActivity, dispute, end_once

@@ -112,8 +112,8 @@ class Accounts:
             return ""
         return (
             f"run {self.config.run} has trained to step {best}, and none of its checkpoints is left "
-            f"whole: it does not begin again at step 0 by itself. Put a whole one back into "
-            f"{self.run.checkpoints} (what was convicted lies in {self.layout.quarantine}/checkpoint-*, "
+            f"whole: it does not start over at step 0 by itself. Put a whole one back into "
+            f"{self.run.checkpoints} (what was rejected is in {self.layout.quarantine}/checkpoint-*, "
             f"each with its reason.json), or start over: stoker rollback {self.file} 0"
         )
 

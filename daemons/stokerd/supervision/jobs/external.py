@@ -291,7 +291,7 @@ def _on_message(run: Run, job: Job, message: Message) -> None:
         case "taken":
             saves.keep({path: one for path, one in saves.told.items() if [*one] != words["told"]})
         case "trouble":
-            text = f"{words['message']}; training goes on, and it is tried again"
+            text = f"{words['message']}; training continues, and it is retried"
             saves.alerts.raise_("checkpoint_failed", message=text)
         case "well":
             saves.alerts.clear("checkpoint_failed")

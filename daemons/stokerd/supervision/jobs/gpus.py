@@ -47,7 +47,7 @@ GPU_FIGURES = (
     _figure("clock_event", "1 for what lowers the GPU's clocks.", "reason"),
     _figure("ecc_errors_total", "Memory errors in the GPU's life.", "kind"),
     _figure("remap_pending", "1 where the GPU needs a reset to remap rows."),
-    _figure("xid_total", "Xids of the GPU by what brings them about.", "class"),
+    _figure("xid_total", "Xids of the GPU by cause.", "class"),
     Figure("gpu_spill", "1 for a launch in host memory (WSL2).", "gpus.spill.*", {"certainty": ()}),
 )
 

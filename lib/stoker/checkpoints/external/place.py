@@ -82,7 +82,7 @@ class Place:
             raise Refused(f"{told} is neither below train.external.directory nor matched by checkpoints")
         inside = (one for one in path.parents if one.is_relative_to(self.directory))
         if link := next((one for one in inside if one != self.directory and one.is_symlink()), None):
-            raise Refused(f"{told} leads through the symbolic link {link}; tell the path it leads to")
+            raise Refused(f"{told} leads through the symbolic link {link}; report the path that it leads to")
         if self.is_kept_out(path):
             raise Refused(f"{told} is or holds the trainer's directory or Stoker's; save into one of its own")
         return path

@@ -2,7 +2,7 @@
 
 A path that the trainer tells is sealed at once; one that the glob matches once names, sizes and times have
 not changed for long enough, but not of a launch that tells its checkpoints. A state is known by its mark once
-it is sealed, was given up by a rollback or was set aside: it is not sealed again. Another state of the newest
+it is sealed, given up by a rollback or set aside: it is not sealed again. Another state of the newest
 path at the same step replaces the sealed one, and so does the rest of a save that was sealed half.
 """
 
@@ -34,11 +34,11 @@ FIRST_RETRY_S, LAST_RETRY_S = 10.0, 60.0
 KEPT_REPLACED = 1
 MISSED = (
     "it is written again before it was still for long enough to be whole for sure: save into another "
-    "directory each time, tell it by the client, or lower train.external.quiet"
+    "directory each time, report it by the client, or lower train.external.quiet"
 )
 UNSURE = (
     "its trainer ended while it was written or soon after, and nothing shows that it is whole; "
-    "the run goes on from the one before"
+    "the run continues from the one before"
 )
 
 
@@ -333,4 +333,4 @@ def _passed(newest: SealedSave, step: int | None) -> str:
     if step == newest.step:
         folder = "give a checkpoint of several files a directory of its own"
         return f"{shown(newest.path)} of the same step {step} is sealed; {folder}"
-    return f"it is of step {step}, and step {newest.step} is sealed already: did the trainer begin again?"
+    return f"it is of step {step}, and step {newest.step} is sealed already: did the trainer start over?"

@@ -75,7 +75,7 @@ def require_ours(warm: WarmLayout, mirror: Path, owner: str, *, expected: bool) 
 
     `owner` is the pipeline's name; `expected`: the mirror had files before.
     """
-    with storage_errors("look at", warm.root):
+    with storage_errors("read", warm.root):
         if not warm.root.is_dir():
             raise UnavailableError(f"{warm.root} is not there; mount the disk: it continues by itself")
         if expected and not mirror.is_dir():

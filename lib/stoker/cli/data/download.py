@@ -107,7 +107,7 @@ def _standing(pipeline: Pipeline, file: RemoteFile, receipt: Receipt | None) -> 
     """Returns a file's kind and size, by its receipt, or by the file at its place without a receipt."""
     place = inside(pipeline.source_root, file.path)
     known = receipt if receipt is not None and speaks_of(receipt, file) else None
-    if pipeline.dataset.source.kind == "folder":
+    if not pipeline.dataset.source.spec.is_fetched:
         is_true = known is not None and known.usable and known.file == str(place)
         return "here, hashed" if is_true else "to be hashed", file.size
     if known is not None and known.state != "disputed":

@@ -15,7 +15,7 @@ from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed
 from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
-from stoker.corpus.source.remote_listing import WORKER, listing_task, origin_of, pinned_by, repo_of
+from stoker.corpus.source.remote_listing import listing_task, origin_of, pinned_by, repo_of
 from stoker.kit.workers.pool import Activity
 from stoker.store.errors import ConfigError, StokerError, Transient, UnavailableError
 
@@ -47,7 +47,7 @@ def list_source(pipeline: Pipeline) -> Listed:
     ConfigError for a wrong list of URLs.
     """
     source = pipeline.dataset.source
-    listed = _look(pipeline.source_root, source) if source.kind == "folder" else _ask(pipeline, source)
+    listed = _ask(pipeline, source) if source.spec.is_fetched else _look(pipeline.source_root, source)
     files = sorted(listed.files, key=lambda file: file.path)[: pipeline.dataset.limit.files]
     return replace(listed, files=files)
 
@@ -64,7 +64,7 @@ def _ask(pipeline: Pipeline, source: Source) -> Listed:
     origin, repo = origin_of(source), repo_of(source)
     what = f"{origin} cannot be listed"
     with Workers() as workers:
-        result = workers.run(Activity("list", WORKER, LIST_QUIET_S), task, what, hear)
+        result = workers.run(Activity("list", source.spec.lister, LIST_QUIET_S), task, what, hear)
     if result["status"] == "failed":
         failure = FetchFailed(result["class"], result["reason"], retry_after_s=result.get("retry_after_s"))
         raise error_of(failure, what)
@@ -78,7 +78,7 @@ def _look(root: Path, source: Source) -> Listed:
         found = list(look_through(root, Selection(source.include, source.exclude)))
     except OSError as error:
         raise UnavailableError(
-            f"the source folder {root} cannot be looked at: {error.strerror}; mount it or correct "
+            f"the source folder {root} cannot be read: {error.strerror}; mount it or correct "
             "dataset.source.path"
         ) from error
     seen = [RemoteFile(one.path, one.size, one.etag) for one in found if isinstance(one, FileSeen)]

@@ -23,9 +23,9 @@ from stoker.corpus.quarantine.directory import (
     read_quarantine,
     refusal,
 )
+from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
-from stoker.corpus.staging.finding import Finding
 from stoker.kit.workers.pool import Activity
 from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
 from stoker.store.errors import UsageError
@@ -94,7 +94,7 @@ def show(pipeline: Pipeline, ids: tuple[str, ...], as_json: bool) -> None:
 @quarantine.command(epilog="Example: stoker quarantine release /etc/stoker/fineweb.yaml 000_00012.parquet")
 @pipeline_file
 @IDS
-@click.option("--force", is_flag=True, help="Without looking at it first; it is judged again when staged.")
+@click.option("--force", is_flag=True, help="Without a check now; it is checked again when staged.")
 @YES
 @json_option
 def release(pipeline: Pipeline, ids: tuple[str, ...], *, force: bool, yes: bool, as_json: bool) -> int:
@@ -201,11 +201,11 @@ def _judged(pipeline: Pipeline, kept: Kept, verb: str, args: Mapping[str, Any]) 
     if args["force"] or source is None or source.never_came:
         return None
     receipt = read_receipts(pipeline.layout, pipeline.dataset.name).get(kept.path)
-    click.echo("the stage-shard loop is not running: the file is looked at here", err=True)
+    click.echo("the stage-shard loop is not running: the file is checked here", err=True)
     try:
         with Workers() as workers:
             task = recheck_task(pipeline, kept, source, receipt)
-            result = workers.run(Activity("revalidate", MODULE), task, "it could not be looked at")
+            result = workers.run(Activity("revalidate", MODULE), task, "it could not be checked")
     except WorkerFailed:
         return None
     words = {"bad": str(Finding.of(result)), "gone": GONE}.get(result["status"])
@@ -224,5 +224,5 @@ def _state(kept: Kept) -> str:
     marks = {"released": kept.released, "being dropped": kept.dropping, "dropped": kept.dropped}
     words += [f"{what} {mark.get('time', 'now')}: {mark.get('why')}" for what, mark in marks.items() if mark]
     if (last := kept.body.get("revalidated")) is not None:
-        words.append(f"still bad {last}, looked at {kept.body.get('revalidations')} times")
+        words.append(f"still bad {last}, checked {kept.body.get('revalidations')} times")
     return "; ".join(words)

@@ -19,15 +19,15 @@ from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Terms
 from stoker.corpus.http.client import Caller
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed, next_pause
+from stoker.corpus.readers.finding import BadFile
+from stoker.corpus.readers.reader import reader_of
 from stoker.corpus.records.receipts import read_receipts
 from stoker.corpus.records.sources import read_sources
-from stoker.corpus.staging.finding import BadParquet
-from stoker.corpus.staging.preflight import open_parquet, telling
 from stoker.kit.loop import Backoff
 from stoker.store.errors import DataError, UsageError
 from stoker.store.files import fsync_tree, make_dir, move_durably, remove_tree, temporary_beside
 
-MOST_ROWS, BATCH_ROWS = 10**9, 250
+MOST_ROWS = 10**9
 READ_S, TRIES, WRONG_TRIES, LONGEST_WAIT_S = 30.0, 6, 2, 60.0
 
 
@@ -48,8 +48,8 @@ def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:
     preview, writer = temporary / "rows.parquet", None
     try:
         make_dir(temporary)
-        for path, file in _files(pipeline, listed, temporary):  # noqa: B007 - the error names the path
-            for table in _tables(file, max_rows - written):
+        for path, file in _files(pipeline, listed, temporary):
+            for table in reader_of(Path(path)).tables(file, max_rows - written):
                 writer = writer or pq.ParquetWriter(preview, table.schema, write_page_checksum=True)
                 writer.write_table(_fitting(table, writer.schema))
                 written += table.num_rows
@@ -62,7 +62,7 @@ def rows(pipeline: Pipeline, max_rows: int, out: Path) -> None:
         move_durably(preview, out)
     except FileExistsError as error:
         raise UsageError(f"{out} exists now; name a new file") from error
-    except BadParquet as error:
+    except BadFile as error:
         raise DataError(f"{path} cannot be read, nothing was written: {error}") from error
     finally:
         remove_tree(temporary)
@@ -106,20 +106,10 @@ def _fetch(remote: RemoteFile, caller: Caller, landing: Landing) -> Path:
     return landing.target(remote.path)
 
 
-def _tables(path: Path, most: int) -> Iterator[pa.Table]:
-    """Yields the file's first rows, in batches of bounded size."""
-    with open_parquet(path) as file, telling(lambda _: "page_corrupt"):
-        for batch in file.iter_batches(batch_size=min(BATCH_ROWS, most), use_threads=False):
-            yield pa.Table.from_batches([batch.slice(0, most)])
-            most -= batch.num_rows
-            if most <= 0:
-                return
-
-
 def _fitting(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     """Returns the table in the schema of the first file."""
     try:
         return table.select(wanted.names).cast(wanted)
     except (pa.ArrowException, KeyError, ValueError) as error:
         detail = f"{error}; dataset.source.include can leave such files out"
-        raise BadParquet("other_columns", detail) from error
+        raise BadFile("other_columns", detail) from error

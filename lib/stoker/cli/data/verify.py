@@ -19,15 +19,16 @@ from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.landing import PARTS
+from stoker.corpus.readers.reader import reader_of
+from stoker.corpus.readers.table import READERS
 from stoker.corpus.records.receipts import Receipt, read_receipts
-from stoker.corpus.staging.preflight import preflight
 from stoker.kit.terminal import Footer
 from stoker.kit.workers.pool import Activity
-from stoker.shards.exchange.export_sets import find_sets
 from stoker.shards.format.proof import prove_set
+from stoker.shards.format.reader import find_sets
 from stoker.store.errors import UnavailableError, UnknownFormat, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import read_whole
 from stoker.store.requests import file_request
 
 EXITS = {"invalid": 1, "unknown": UnknownFormat.exit_code, "unreadable": 74, "proven": 0}  # the worst first
@@ -71,7 +72,8 @@ def parquet(paths: tuple[Path, ...], text_column: str) -> int:
     """
 
     def below(path: Path) -> list[Path]:
-        return sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+        found = (file for suffix in READERS for file in path.rglob(f"*{suffix}"))
+        return sorted(found) if path.is_dir() else [path]
 
     return _report(paths, below, lambda path: _parquet(path, text_column))
 
@@ -123,7 +125,7 @@ def _proven(proof: Any, remarks: list[str]) -> Finding:
 
 def _parquet(path: Path, text_column: str) -> Finding:
     try:
-        flaw = preflight(path, text_column, decode=True)
+        flaw = reader_of(path).preflight(path, text_column, decode=True)
     except OSError as error:
         return "unreadable", str(error), ()
     if flaw is None:
@@ -140,7 +142,7 @@ def _checkpoint(path: Path) -> Finding:
 @verify.command(epilog="Example: stoker verify downloads /etc/stoker/fineweb.yaml --dispute")
 @pipeline_file
 @click.option("--dispute", is_flag=True, help="Ask the download watchdog to fetch wrong files again.")
-@click.option("--accept", metavar="PATH", help="Take this file of a folder as it is, which was found rotten.")
+@click.option("--accept", metavar="PATH", help="Accept this file of a folder, found rotten, as it is.")
 def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
     """Hash FILE's source files against their receipts.
 
@@ -177,7 +179,7 @@ def downloads(pipeline: Pipeline, dispute: bool, accept: str | None) -> int:
         click.echo("interrupted")
         raise
     finally:
-        for line in (*check.summary(), *(f"note: {file} is damaged and was passed over" for file in damaged)):
+        for line in (*check.summary(), *(f"note: {file} is damaged and was skipped" for file in damaged)):
             click.echo(one_line(line))
     if check.counts["wrong"] or check.counts["missing"]:
         return EXITS["invalid"]
@@ -217,7 +219,7 @@ class Check:
         Its files must not be called missing, still less be disputed.
         """
         root = self.pipeline.source_root
-        mark = root if self.pipeline.dataset.source.kind == "folder" else root / PARTS
+        mark = root / PARTS if self.pipeline.dataset.source.spec.is_fetched else root
         if not mark.is_dir():
             raise UnavailableError(f"{mark} is not there although files are receipted in it; mount the disk")
 
@@ -266,10 +268,8 @@ class Check:
     def _stands(self, receipt: Receipt) -> bool:
         """Returns whether the receipt is unchanged: it may have been released or renewed meanwhile."""
         file = self.pipeline.layout.receipt(receipt.dataset, receipt.path)
-        try:
-            return Receipt.from_record(read_record(file)) == receipt
-        except (FileNotFoundError, RecordDamaged):
-            return False
+        record = read_whole(file)
+        return record is not None and Receipt.from_record(record) == receipt
 
     def _show(self, hashed: Mapping[str, Any]) -> None:
         done = self._done + hashed["bytes"]
@@ -288,16 +288,16 @@ class Check:
         away = Counter(one.state.replace("_", " ") for one in self.receipts if not (one.usable or one.rotten))
         away["not reached"] = len(self.files) - self.counts.total()
         if any(away.values()):
-            yield f"not looked at: {counts(dict(sorted(away.items())))}"
+            yield f"not checked: {counts(dict(sorted(away.items())))}"
         if count := sum(receipt.state == "unproven" for receipt in self.receipts):
             such = f"{plural(count, 'file')} came without a length or a sum, unproven"
             yield f"note: {such}: nothing shows whether it is whole"
         if self.is_cached:
             yield "note: read through the page cache where the file system lets nothing past it"
         if self.disputed:
-            yield f"asked the download watchdog to bring {self.disputed:,} again; it acts when it runs"
+            yield f"asked the download watchdog to fetch {self.disputed:,} again; it acts when it runs"
         elif self.counts["wrong"] or self.counts["missing"]:
-            yield "with --dispute the download watchdog brings them again"
+            yield "with --dispute the download watchdog fetches them again"
 
 
 def _verdict(receipt: Receipt, result: Mapping[str, Any]) -> tuple[str, str]:

@@ -26,15 +26,16 @@ from stoker.config.places import nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
-from stoker.corpus.http.hub import endpoint_of, token_file_flaw
+from stoker.corpus.http.hub import token_file_flaw
 from stoker.corpus.http.remote_file import read_urls
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import read_sources
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
+from stoker.corpus.source.remote_listing import repo_of
 from stoker.kit.lock import another_owner
 from stoker.kit.metrics import Metrics
 from stoker.kit.workers.pool import Activity
-from stoker.shards.format.pinned import asked_of_tokenizer, filters_asked, pin_faults
+from stoker.shards.format.pinned import asked_of_tokenizer, columns_asked, pin_faults
 from stoker.store.errors import ConfigError, DataError, StokerError, StorageError
 from stoker.store.record import RecordDamaged, parse_json, read_record
 from stoker.supervise.external.program import working_directory
@@ -89,9 +90,8 @@ def _summary(pipeline: Pipeline) -> str:
         ours = f"{fed}run {train.run} by {Path((train.command or ('',))[0]).name}"
         return f"pipeline {pipeline.name}: {ours} in {working_directory(pipeline)}; state in {pipeline.state}"
     steps, tokens = whole_run(pipeline)
-    origin = source.path or source.repo or source.urls_file
     return (
-        f"pipeline {pipeline.name}: {source.kind} {origin} -> dataset {pipeline.dataset.name} "
+        f"pipeline {pipeline.name}: {source.kind} {source.place} -> dataset {pipeline.dataset.name} "
         f"version {pipeline.dataset.version} -> run {train.run}: {steps} steps, "
         f"{format_count(tokens)} tokens; state in {pipeline.state}"
     )
@@ -146,8 +146,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
     except ConfigError as error:
         yield Fault(("metrics", "address"), str(error))
     try:
-        if source.kind == "hub":
-            endpoint_of(source.endpoint)
+        repo_of(source)
     except ConfigError as error:
         yield Fault(("dataset", "source", "endpoint"), str(error))
 
@@ -226,8 +225,7 @@ def _survey(pipeline: Pipeline) -> dict[str, Any]:
         "root": str(dataset.source.path),
         "include": dataset.source.include,
         "exclude": dataset.source.exclude,
-        "text_column": dataset.text_column,
-        "columns": filters_asked(pipeline).columns(),
+        **columns_asked(pipeline, None),
     }
     try:
         with Workers() as workers:
@@ -245,11 +243,12 @@ def _columns(pipeline: Pipeline, seen: Mapping[str, Any]) -> tuple[list[Fault], 
     if not seen.get("flaw"):
         return [], []
     path, detail, column = seen["flaw"]
+    named = "text_column" if pipeline.dataset.tokens_column is None else "tokens_column"
     if seen["with_text"]:
-        key = "text_column" if column == pipeline.dataset.text_column else "filters"
+        key = named if column == pipeline.dataset.column else "filters"
         return [], [Fault(("dataset", key), f"{path}: {detail}; a file like this is quarantined")]
-    text = f"none of {seen['looked']} files has it: {path}: {detail}; name the column that holds the text"
-    return [Fault(("dataset", "text_column"), text)], []
+    text = f"none of {seen['looked']} files has it: {path}: {detail}; name the column that has it"
+    return [Fault(("dataset", named), text)], []
 
 
 def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fault]:

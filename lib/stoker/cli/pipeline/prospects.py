@@ -14,6 +14,7 @@ from stoker.cli.pipeline.beside import whole_run
 from stoker.config.checks import Fault, vocabulary
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_count
+from stoker.corpus.readers.table import READERS
 from stoker.supervise.run.gates import DataInView, gate_wants, start_gate
 
 CORE_FLOPS, GPU_FLOPS = 30e9, 100e12  # sustained while training: 32-bit on a core, bfloat16 on a large GPU
@@ -24,6 +25,7 @@ TEXT_BYTES_A_TOKEN, FEW_IDS, FEWER_BYTES_A_TOKEN = 4, 8192, 2  # of text; a smal
 def of_text(pipeline: Pipeline, files: int, text_bytes: float) -> DataInView:
     """Returns the estimated data of that many files with that much text, within dataset.limit."""
     each = TEXT_BYTES_A_TOKEN if vocabulary(pipeline) >= FEW_IDS else FEWER_BYTES_A_TOKEN
+    each = each if pipeline.dataset.tokens_column is None else 1  # the survey counted tokens
     limit, ratio = pipeline.dataset.limit, pipeline.shard.val_ratio
     sets = min(files, limit.files or files)
     tokens = int(text_bytes / each * sets / files)
@@ -56,8 +58,9 @@ def _tokens(pipeline: Pipeline) -> int:
 def _other_files(pipeline: Pipeline) -> Iterator[Fault]:
     for glob in pipeline.dataset.source.include:
         suffix = PurePosixPath(glob).suffix
-        if suffix[1:].isalnum() and suffix != ".parquet":
-            why = f"{glob!r} takes files that end in {suffix}: only parquet can be read"
+        if suffix[1:].isalnum() and suffix not in READERS:
+            can = " and ".join(reader[1:] for reader in READERS)
+            why = f"{glob!r} takes files that end in {suffix}: only {can} can be read"
             yield Fault(("dataset", "source", "include"), f"{why}, the rest is quarantined")
 
 

@@ -39,11 +39,11 @@ ANSWERS = ("reloaded", "reload_refused")
     "--wait", "wait_s", type=FiniteRange(min=1), default=WAIT_S, help="The longest wait, in seconds."
 )
 def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
-    """Have the daemons of FILE's pipeline take up the file and the code as they are now, in place.
+    """Reload the daemons of FILE's pipeline with the file and the code as they are now.
 
-    Each daemon that runs checks both in a child first, and begins again without ending its trainer; the
+    Each running daemon checks both in a child first, and restarts in place without ending its trainer; the
     command waits until it is ready. Exit code 78: the file or the code is refused, with the line and the key;
-    the daemon goes on as it was, and the daemons after it are not asked. 69: none runs. 75: one has not
+    the daemon continues unchanged, and the daemons after it are not asked. 69: none runs. 75: one has not
     answered in time.
     """
     require_own_state(pipeline)
@@ -97,7 +97,7 @@ def _reload(pipeline: Pipeline, daemon: str, process: ProcessId, until: float) -
         ]
         answer = told[-1] if told else answer
         if answer is not None and answer["event"] == "reload_refused":
-            raise ConfigError(f"the {name} goes on as it was: {answer['reason']}")
+            raise ConfigError(f"the {name} continues unchanged: {answer['reason']}")
         body = _snapshot(pipeline, daemon)
         if answer is not None and body.get("ready") and body.get("reloads", 0) > before:
             return answer
@@ -106,7 +106,7 @@ def _reload(pipeline: Pipeline, daemon: str, process: ProcessId, until: float) -
     if not is_there:
         raise UnavailableError(f"the {name} (pid {process.pid}) has ended; its log says why")
     raise Transient(
-        f"the {name} (pid {process.pid}) has not answered yet; `stoker events` tells when it does"
+        f"the {name} (pid {process.pid}) has not answered yet; `stoker events` shows when it does"
     )
 
 

@@ -37,7 +37,7 @@ Row = tuple[str, str]  # a title and its text; a row of data or run with an empt
 
 @click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
 @pipeline_file
-@click.option("--check", is_flag=True, help="Exit 1 unless every daemon runs and was heard in 3 minutes.")
+@click.option("--check", is_flag=True, help="Exit 1 unless every daemon runs and reported within 3 minutes.")
 @json_option
 def status(pipeline: Pipeline, as_json: bool, check: bool) -> int:
     """Show what each daemon does, the progress of the data, and the progress of the run.
@@ -101,13 +101,13 @@ def _daemon(name: str, about: Mapping[str, Any]) -> Iterator[Row]:
     if about["running"]:
         since = f" for {format_duration(body['uptime_s'])}" if "uptime_s" in body else ""
         silent_s = about.get("silent_s", 0.0)
-        silent = f", silent for {format_duration(silent_s)}, it last said" if silent_s > SILENT_S else ""
+        silent = f", silent for {format_duration(silent_s)}, last status" if silent_s > SILENT_S else ""
         yield f"  {name}", f"{text}{since}{silent}: {body.get('text') or 'starting'}"
         metrics = f", metrics http://{about['metrics']}/metrics" if about["metrics"] else ""
         yield "", f"pid {about['pid']}, since {about['since']}{metrics}"
         return
     text += f", exit code {body['exit_code']}" if body.get("exit_code") else ""
-    yield f"  {name}", text + (f"; it last said: {body['text']}" if body.get("text") else "")
+    yield f"  {name}", text + (f"; last status: {body['text']}" if body.get("text") else "")
 
 
 def _sources(body: Mapping[str, Any]) -> Iterator[Row]:
@@ -142,10 +142,6 @@ def _shards(body: Mapping[str, Any]) -> Iterator[Row]:
     for what in ("documents", "tokens"):
         train, val = format_count(body[what]["train"]), format_count(body[what]["val"])
         yield what, f"{train} to train on, {val} held out"
-    known, unknown = (body.get("imported", {}).get(what, 0) for what in ("known", "unknown"))
-    if imported := known + unknown:
-        told = f", documents of {unknown:,} not known" if unknown else ""
-        yield "imported", f"{plural(imported, 'set')}, rows not known{told}"
     dropped = body.get("dropped") or {}
     yield "rows dropped", counts(dropped) if any(dropped.values()) else ""
     yield "building", ", ".join(rates(body))
@@ -179,7 +175,7 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         yield "remedy", halted["remedy"]
     yield "trouble", body.get("trouble") or ""
     if paused := body.get("paused"):
-        yield "paused", f"by {paused['by']}, since {paused['since']}; stoker resume goes on"
+        yield "paused", f"by {paused['by']}, since {paused['since']}; stoker resume continues it"
     if body.get("waiting_for"):
         yield "waiting for", f"{body['waiting_for']}, since {body['waiting_since']}"
     if body.get("step") is not None:

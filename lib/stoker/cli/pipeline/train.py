@@ -22,8 +22,8 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 def train(context: click.Context, pipeline: Pipeline, until: int | None, headless: bool) -> None:
     """Train FILE's run here, to its end or to Ctrl-C, without systemd and without the other daemons.
 
-    This is the train supervisor with the same locks, records and checkpoints, so that a daemon can go on from
-    where this ends, and this from where a daemon was stopped. It waits for data that no daemon prepares.
+    This is the train supervisor with the same locks, records and checkpoints, so that a daemon can continue
+    from where this ends, and this from where a daemon was stopped. It waits for data that no daemon prepares.
     Ctrl-C seals a checkpoint and ends (0); a second Ctrl-C does not wait. Exit code 75: the train supervisor
     of this pipeline is running already. 70: the run is halted. Any other is that of a run that failed.
     """

@@ -79,7 +79,7 @@ def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_user
         click.echo(f"warning: {one_line(warning)}", err=True)
     if pipeline.train.command is not None and not is_users:
         score = exposure(unit_name(TRAIN_SUPERVISOR, pipeline.name), texts[TRAIN_SUPERVISOR])
-        click.echo(f"with a trainer of your own: {score}", err=True)
+        click.echo(f"with an external trainer: {score}", err=True)
     if asked == "write":
         context.exit(_write(texts, places))
     if asked == "check":
@@ -165,7 +165,7 @@ def _warnings(pipeline: Pipeline, manager: Manager, account: Account | None) -> 
             if place is not None and not place.exists():
                 who = account.name if account else ACCOUNT
                 yield f"{place} does not exist: mount its disk, or install -d -o {who} -m 750 {place}"
-    if source.kind == "hub":
+    if source.spec.has_token:
         token = source.token_file or manager.files / TOKEN_FILE
         if (source.token_file is not None or token.exists()) and (flaw := token_file_flaw(token)):
             yield flaw

@@ -76,8 +76,8 @@ def watch(context: click.Context, /, command: tuple[str, ...], *, is_list: bool,
 
     COMMAND runs here, in the foreground; what it prints is passed through. What the supervisor says is on
     standard error, after `stoker:`. Checkpoints are those that the glob matches, and those that the command
-    tells by the client (`stoker client`): each is copied, proven whole and put back before a restart. Five
-    launches in a row without a new one end it. The same command in the same directory goes on where it ended.
+    reports by the client (`stoker client`): each is copied, proven whole and put back before a restart. Five
+    launches in a row without a new one end it. The same command in the same directory continues it.
 
     Ctrl-C asks the command to save and end (SIGTERM); a second one does not wait. The exit code is that of
     the command, 130 after Ctrl-C.
@@ -97,7 +97,7 @@ def watch(context: click.Context, /, command: tuple[str, ...], *, is_list: bool,
             raise UsageError(f"--save {file}: it exists; name another, or move it away")
         settings = checked(body(command, file.stem, given))
         write_atomic(file, _yaml(settings))
-        click.echo(f"saved; go on with: stoker run {shlex.quote(str(file))}")
+        click.echo(f"saved; continue with: stoker run {shlex.quote(str(file))}")
         return
     if shutil.which(command[0]) is None:
         click.echo(f"stoker: {command[0]}: there is no such program; name one in PATH, or its path", err=True)
@@ -214,7 +214,7 @@ class Beside(Output):
         if not self._is_told and (seconds := shown.get("next_launch_s")) is not None:
             self._is_told = True
             count, most = shown["figures"]["fruitless"], shown["figures"]["config"]["launches"]
-            why = f" ({count} of {most} in a row brought no new checkpoint)" if count else ""
+            why = f" ({count} of {most} in a row left no new checkpoint)" if count else ""
             self.say("info", f"starting again in {max(1, round(seconds))} s{why}")
 
 
@@ -244,7 +244,7 @@ class Watching(Foreground):
         if code == StokerError.exit_code and run_state == "halted":
             code = self.output.exit_code or code
         elif run_state == "paused":
-            self.say("info", "the run is paused; the same command goes on with it")
+            self.say("info", "the run is paused; the same command continues it")
         elif code and not self.output.trouble:
             for line in child.last_words() or [f"the supervisor ended with exit code {code}"]:
                 self.say("error", harmless(line))

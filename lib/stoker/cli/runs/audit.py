@@ -25,7 +25,7 @@ MOST_NAMED = 5
 @click.option("--keep", is_flag=True, help="Keep the verdict for the metrics, as the daemons' user.")
 @json_option
 def audit(pipeline: Pipeline, deep: bool, keep: bool, as_json: bool) -> int:
-    """Recount a pipeline's books from the files on disk.
+    """Recount a pipeline's documents, tokens and steps from the files on disk.
 
     Reads only, but for --keep, and may run beside the daemons. Exit code 1: something disagrees, or there
     is nothing to audit; each finding names the file and the figure.
@@ -84,7 +84,7 @@ def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "checkpoints", counts(report["checkpoints"])
     yield "recounted", ", ".join(report["recounted"])
     on_record = ", ".join(report["on_record"])
-    yield "on record", f"{on_record} (--deep looks at it itself)" if on_record else ""
+    yield "on record", f"{on_record} (--deep checks it itself)" if on_record else ""
 
 
 def _named(paths: Sequence[str], what: str) -> str:

@@ -19,7 +19,7 @@ from stoker.config.units import format_bytes, format_duration
 from stoker.observe.status import read_status
 from stoker.plan.timelines import ancestry, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import read_whole
 from stoker.supervise.run.early_stop import newest_evaluation, read_evaluations
 from stoker.supervise.run.horizon import milestones
 from stoker.supervise.run.launch_record import read_launches
@@ -51,10 +51,8 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     """Returns the report, from the run's directory and the supervisor's last status."""
     read_identity(pipeline.layout, run)
     layout, body = pipeline.layout.run(run), read_status(pipeline.layout)[TRAIN_SUPERVISOR]["body"]
-    try:
-        copies = {Mirrored.parse(copy).name for copy in read_record(layout.mirror)["copies"]}
-    except (FileNotFoundError, RecordDamaged):
-        copies = set()
+    listed = read_whole(layout.mirror) or {"copies": ()}
+    copies = {Mirrored.parse(copy).name for copy in listed["copies"]}
     proven = set(body.get("proven", ())) if body.get("run") == run else set()
     kept = milestones(read_launches(layout.launches)[0]) | set(pipeline.train.checkpoint.milestones)
     history = ancestry(read_timelines(layout.timelines))
@@ -111,4 +109,4 @@ def _words(row: Mapping[str, Any]) -> Iterator[str]:
     if not row["is_step_known"]:
         yield "its step is unknown"
     if not row["in_history"]:
-        yield "given up by a rollback"
+        yield "abandoned by a rollback"

@@ -11,7 +11,7 @@ from stoker.supervise.external import stoker_client
 
 @click.command(epilog="Example: stoker client > stoker_client.py")
 def client() -> None:
-    """Print the client for a trainer of your own: one file, to be copied beside the script.
+    """Print the client for an external trainer: one file, to be copied beside the script.
 
     It needs Python 3.8 alone, and does nothing without a supervisor. docs/trainers.md shows its use.
     """

@@ -33,11 +33,11 @@ def pause(pipeline: Pipeline, as_json: bool) -> int:
 @pipeline_file
 @json_option
 def resume(pipeline: Pipeline, as_json: bool) -> int:
-    """Go on with a run that is paused, or that is halted because its launches led nowhere.
+    """Continue a run that is paused, or that is halted for want of progress.
 
-    It also goes on with a run that a trainer of your own has finished. A changed pipeline file is read by
-    `stoker reload` or a restart, not by this; both go on with a halted run, too. A train supervisor that is
-    not running goes on at its next start.
+    It also continues a run that an external trainer has finished. A changed pipeline file is read by
+    `stoker reload` or a restart, not by this; both continue a halted run, too. A train supervisor that is
+    not running continues at its next start.
     """
     return _ask(pipeline, "resume", as_json=as_json)
 
@@ -61,5 +61,5 @@ def _ask(pipeline: Pipeline, verb: str, *, as_json: bool) -> int:
     elif "paused" in outcome:
         click.echo("paused; the trainer seals a checkpoint and ends" if outcome["trains"] else "paused")
     elif "resumed" in outcome:
-        click.echo("the run goes on" if outcome["resumed"] else "the run is neither paused nor halted")
+        click.echo("the run continues" if outcome["resumed"] else "the run is neither paused nor halted")
     return EXIT_REFUSED if "refused" in outcome else 0

@@ -19,7 +19,7 @@ from stoker.plan.timelines import read_timelines
 from stoker.shards.format.identity import set_key
 from stoker.store.errors import UsageError
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import read_whole
 from stoker.store.requests import Request
 from stoker.supervise.lost_sets import by_key
 from stoker.supervise.rollback import RollbackRefused, decide, parse_ask, standing
@@ -45,18 +45,18 @@ def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
     metavar="FROM:TO",
     multiple=True,
     callback=_spans,
-    help="Pass over what the steps FROM < s <= TO were trained on; may be given several times.",
+    help="Skip what the steps FROM < s <= TO were trained on; may be given several times.",
 )
 @click.option("--reason", type=TEXT, default="operator", help="What to write down as the reason.")
 @json_option
 def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str, as_json: bool) -> int:
     """Go back to the checkpoint of STEP (0: the beginning), and continue from there on a new timeline.
 
-    A running trainer is stopped first. The checkpoints of the steps given up are moved to abandoned/. A train
+    A running trainer is stopped first. The checkpoints of abandoned steps are moved to abandoned/. A train
     supervisor that is not running does this at its next start.
     """
     if spans and not pipeline.train.follows_plan:
-        raise UsageError("--skip: a trainer of your own reads no plan of Stoker's; leave it out")
+        raise UsageError("--skip: an external trainer does not read Stoker's plan; leave it out")
     return _ask(pipeline, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
 
 
@@ -66,9 +66,9 @@ def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str,
 @click.option("--reason", type=TEXT, default=None, help="What to write down as the reason.")
 @json_option
 def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) -> int:
-    """Give up a shard set that is lost: on hot, on warm, and its source too.
+    """Abandon a shard set that is lost: on hot, on warm, and its source too.
 
-    Refused while the set can be restored. The run continues from its newest checkpoint, and passes over the
+    Refused while the set can be restored. The run continues from its newest checkpoint, and skips the
     rest of the planned entries that name the set; their other sets are read again in the next epoch. A train
     supervisor that is not running does this at its next start.
     """
@@ -102,11 +102,8 @@ def _is_mirrored(pipeline: Pipeline, step: int) -> bool:
     """Returns whether the mirror may hold a step: by the supervisor's last listing, if there is any."""
     if pipeline.warm_layout is None or not pipeline.train.checkpoint.mirror:
         return False
-    try:
-        listed = read_record(pipeline.layout.run(pipeline.train.run).mirror)["copies"]
-    except (FileNotFoundError, RecordDamaged):
-        return True
-    return any(Mirrored.parse(copy).step == step for copy in listed)
+    listed = read_whole(pipeline.layout.run(pipeline.train.run).mirror)
+    return listed is None or any(Mirrored.parse(copy).step == step for copy in listed["copies"])
 
 
 def _ask(pipeline: Pipeline, verb: str, args: Mapping[str, Any], *, as_json: bool) -> int:
@@ -130,7 +127,7 @@ def _ask(pipeline: Pipeline, verb: str, args: Mapping[str, Any], *, as_json: boo
         click.echo(f"stoker: {verb.replace('_', '-')} is refused: {outcome['refused']}", err=True)
     elif "timeline" in outcome:
         windows = outcome["skipped_windows"]
-        passed = f", {windows} windows are passed over" if windows else ""
+        passed = f", {windows} windows are skipped" if windows else ""
         click.echo(
             f"rolled back to step {outcome['from']}: timeline {outcome['timeline']}{passed}, "
             f"{plural(len(outcome['moved']), 'checkpoint')} moved to abandoned/t{outcome['left']}"

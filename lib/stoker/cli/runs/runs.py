@@ -15,7 +15,7 @@ from stoker.config.schema import Pipeline
 from stoker.config.units import format_duration
 from stoker.observe.status import read_status
 from stoker.store.layout import TRAIN_SUPERVISOR
-from stoker.store.record import RecordDamaged, read_record
+from stoker.store.record import read_whole
 from stoker.supervise.run.goodput import read_account
 from stoker.supervise.run.launch_ends import LaunchEnd, parse_end, read_ends
 
@@ -43,10 +43,7 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     layout = pipeline.layout.run(run)
     ends, damage = read_ends(layout.runs)
     launches = [_launch(one) for one in ends]
-    try:
-        books = read_record(layout.goodput)
-    except (FileNotFoundError, RecordDamaged):
-        books = {}
+    books = read_whole(layout.goodput) or {}
     if books.get("launch") is not None:
         one, body = parse_end(books["launch"]), read_status(pipeline.layout)[TRAIN_SUPERVISOR]
         if one.launch not in {each.launch for each in ends}:

@@ -205,7 +205,7 @@ def given_up(before: Receipt | None, dataset: str, place: str, wanted: RemoteFil
 
 def listed_otherwise(receipt: Receipt) -> Change:
     """Returns the change that removes a file because other content is listed for it."""
-    details = {"path": receipt.path, "before": receipt.sha256, "reason": "listed anew"}
+    details = {"path": receipt.path, "before": receipt.sha256, "reason": "listed again"}
     return Change(replace(receipt, state="releasing"), "source_changed", details)
 
 
@@ -282,7 +282,7 @@ def fetched_again(receipt: Receipt, sha256: str | None, wanted: RemoteFile | Non
     if sha256 is not None and receipt.sha256 != sha256:
         return _as_it_is(receipt)
     if wanted is None:
-        return refused(f"{receipt.path} is not listed any more, and nothing tells where it is")
+        return refused(f"{receipt.path} is not listed any more, and nothing says where it is")
     if receipt.state not in ("released", "releasing") or not speaks_of(receipt, wanted):
         return Change(answer={"receipt": receipt.state})
     details, answer = {"path": receipt.path, "by": by}, {"receipt": "disputed"}

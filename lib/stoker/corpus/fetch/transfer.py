@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, r
 from stoker.corpus.source.hash_worker import Background
 from stoker.kit.loop import Backoff
 from stoker.kit.workers.child import paced
+from stoker.store.direct import insist_on_room
 from stoker.store.errors import FULL, UnavailableError
 
 HASHING_EVERY_S = 1.0
@@ -134,7 +134,8 @@ class FileFetch:
                 if not self._part.opened:
                     self._open()
                 if self._part.size != self._part.total:
-                    self._insist_on_room()
+                    rest = max(0, (self._part.total or 0) - self._part.size)
+                    insist_on_room(self._landing.root, rest, self._terms.floor)
                     self._fetch(caller)
                 return self._finish()
         except FetchFailed as failure:
@@ -189,7 +190,7 @@ class FileFetch:
 
     def _fetch(self, caller: Caller) -> None:
         if self._part.size and not resume_offset(self._part.kept, self.file, self._part.size):
-            self._restart("nothing would tell that the rest is of the same content")
+            self._restart("nothing would show that the rest is of the same content")
         kept = self._part.kept
         with caller.open(self.file.url, kept.offset, kept.validator) as (answer, chunks):
             try:
@@ -248,16 +249,6 @@ class FileFetch:
         if not landed:
             self._part.start_over(count)  # the count is durable before the report
         self._tell("mismatch", path=self.file.path, about={**fields, "count": count, "evidence": place})
-
-    def _insist_on_room(self) -> None:
-        room = os.statvfs(self._landing.root)
-        free = room.f_bavail * room.f_frsize
-        rest = max(0, (self._part.total or 0) - self._part.size)
-        if free < rest + self._terms.floor:
-            raise FetchFailed(
-                "disk_full",
-                f"{self._landing.root}: {free} bytes free, {rest} needed, {self._terms.floor} to stay free",
-            )
 
     def _stop_if_asked(self) -> None:
         if self._wake.is_set():

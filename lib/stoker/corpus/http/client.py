@@ -34,13 +34,18 @@ _AGENT = "stoker/1 (+file transfer)"
 
 @dataclass(frozen=True)
 class Manners:
-    """Settings of requests: the hub and its token; seconds to connect, between two bytes, for a head."""
+    """Settings of requests: the hub and its token; seconds to connect, between two bytes, for a head.
+
+    `revision`, where it is known, is that of all requests; `pinned`: it is a commit that existed before.
+    """
 
     connect_s: float
     read_s: float
     hub: HubRepo | None = None
     token: str | None = None
     head_s: float = 120.0
+    revision: str = ""
+    pinned: bool = True
 
 
 class Caller:
@@ -57,7 +62,7 @@ class Caller:
         try:
             self._client = httpx2.Client(timeout=timeout, limits=limits, follow_redirects=False)
         except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
-            raise client_does_not_start(error) from error
+            raise _does_not_start(error) from error
         self._client.headers = httpx2.Headers(
             {"User-Agent": _AGENT, "Accept": "*/*", "Accept-Encoding": "identity"}
         )
@@ -139,10 +144,10 @@ class Caller:
                 self._sockets.add(found)
 
     def _refusal(self, answer: Answer) -> FetchFailed:
-        hub = self._manners.hub
-        if hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
-            code, has_token = answer.headers.get("x-error-code", ""), self._manners.token is not None
-            kind, reason = explain(answer.status, code, hub, token=has_token, pinned=True)
+        manners, code = self._manners, answer.headers.get("x-error-code", "")
+        if manners.hub is not None and answer.at_hub and answer.status in (401, 403, 404, 410):
+            about = {"token": manners.token is not None, "pinned": manners.pinned}
+            kind, reason = explain(answer.status, code, manners.hub, revision=manners.revision, **about)
             return FetchFailed(kind, reason, status=answer.status)
         return refusal(answer, time.time())
 
@@ -189,34 +194,26 @@ def _failures(where: str, otherwise: str) -> Iterator[None]:
         yield
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
         kind, text = next((kind, text) for types, kind, text in _FAILURES if isinstance(error, types))
-        said = text.format(error=str(error) or type(error).__name__, advice=advice(error, where))
+        said = text.format(error=str(error) or type(error).__name__, advice=_advice(error, where))
         raise FetchFailed(kind or otherwise, where + said) from error
 
 
-def client_does_not_start(error: Exception) -> UnavailableError:
+def _does_not_start(error: Exception) -> UnavailableError:
     """Returns the error for an HTTP client that rejects its environment."""
     said = str(error).split(". Make sure", maxsplit=1)[0]
     if isinstance(error, httpx2.InvalidURL):  # which may quote a piece of the password
         said = "the address of a proxy cannot be read (# / ? @ in its password are written %23 %2F %3F %40)"
     return UnavailableError(
-        f"the HTTP client does not start: {said}; look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
+        f"the HTTP client does not start: {said}; check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE"
     )
 
 
-def advice(error: Exception, url: str) -> str:
+def _advice(error: Exception, url: str) -> str:
     """Returns advice to append to the error of a failed connection to that address; usually empty."""
-    text = ""
-    if proxy := proxy_of(url):
-        text = f" (through the proxy {proxy})"
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        text += "; set SSL_CERT_FILE if server or proxy have a certificate of your own, and look at the clock"
-    return text
-
-
-def proxy_of(url: str) -> str:
-    """Returns the proxy that the environment sets for that address, without password; empty for none."""
-    parts, proxies = urlsplit(url), getproxies()
+    text, parts, proxies = "", urlsplit(url), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
-    if not proxy or proxy_bypass(parts.hostname or ""):
-        return ""
-    return shown(proxy if "://" in proxy else f"http://{proxy}")
+    if proxy and not proxy_bypass(parts.hostname or ""):
+        text = f" (through the proxy {shown(proxy if '://' in proxy else f'http://{proxy}')})"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        text += "; set SSL_CERT_FILE if server or proxy have a certificate of your own, and check the clock"
+    return text

@@ -133,7 +133,7 @@ def explain(
     if status == 401 and token:
         return "unauthorized", (
             f"{repo.endpoint} does not accept the token, or {repo.repo} does not exist for it; "
-            f"look at {repo.page} and renew the token"
+            f"visit {repo.page} and renew the token"
         )
     if status == 401 or code == "RepoNotFound":
         return "unauthorized" if status == 401 else "missing", (
@@ -153,7 +153,7 @@ def _no_revision(repo: HubRepo, revision: str, *, pinned: bool) -> tuple[str, st
         name = f"the pinned commit {revision[:12]}" if revision else "the pinned commit"
         return "vanished", (
             f"{name} is not in {repo.page} any more, whose history was rewritten; set dataset.source.follow: "
-            "new_commits to go on with what its revision means now"
+            "new_commits to continue with what its revision means now"
         )
     short = re.fullmatch(r"[0-9a-f]{4,39}", revision)
     return "missing", (

@@ -159,10 +159,10 @@ RELEASED = "its source was released, and has come to its end"
 
 CLOCK_SLACK_S = 60.0  # a smaller correction of the clock does not make a time invalid
 _NEVER = {
-    "checkpoint": "a checkpoint that was proven wrong is never released: a run goes on from the newest one "
-    "that is proven. To look at it, open it where it lies",
+    "checkpoint": "a checkpoint that was proven wrong is never released: a run continues from the newest one "
+    "that is proven. To examine it, open it where it is",
     "shards": "a wrong shard set is never put back: it is built again from its source, byte by byte the same",
-    "record": "a damaged record is never put back: what it said was found again from evidence",
+    "record": "a damaged record is never put back: its content was restored from other records",
     "other": "Stoker did not put it there",
 }
 
@@ -233,8 +233,6 @@ def refusal(kept: Kept, source: Source | None) -> str | None:
         return _NEVER[kept.kind]
     if source is None:
         return f"no source {kept.path!r} is on record"
-    if source.imported:
-        return f"{source.path} was imported: there is no file to look at; import it again"
     if source.state != "quarantined":
         return f"{source.path} is not quarantined: it is {source.state}"
     if source.sha256 != kept.sha256:

@@ -20,7 +20,7 @@ from stoker.store.errors import FULL, StorageError
 from stoker.store.files import make_dir, remove_durably, tree_bytes
 
 TOO_LARGE = "it is larger than quarantine.keep_bytes"
-NO_ROOM = "the state disk had no room for it"
+NO_ROOM = "the state disk had no space for it"
 
 
 def quarantine(

@@ -49,8 +49,7 @@ class Sums:
     evicted: Amount = field(default_factory=Amount)  # the sets on warm only
     # The sets that show the ratio of set bytes to file bytes.
     measured: Amount = field(default_factory=Amount)
-    imported: int = 0
-    undocumented: int = 0  # imported sets whose number of documents is not known
+    imported: int = 0  # sets that an earlier version imported as tokens
 
     def count(self, source: Source, sign: int) -> None:
         """Adds (1) or takes away (-1) a source."""
@@ -68,7 +67,6 @@ class Sums:
             self.dropped[reason] += sign * rows
         if source.imported:
             self.imported += sign
-            self.undocumented += sign * (books.documents is None)
         elif source.size:
             self.measured.add(source, sign)
         (self.evicted if source.evicted else self.hot).add(source, sign)
@@ -86,7 +84,7 @@ class Catalog(dict[str, Source]):
         self.unsynced: dict[str, None] = {}  # the set stays on hot and has no proven copy on warm
         self.evicting: dict[str, None] = {}  # the record holds the intent to evict
         self.formers: dict[str, None] = {}  # sources of a content that a file had before
-        self.imported: dict[str, None] = {}  # sources whose set was imported as tokens
+        self.imported: dict[str, None] = {}  # sources whose set an earlier version imported as tokens
         self._states: dict[SourceState, dict[str, None]] = {state: {} for state in get_args(SourceState)}
         self._contents: dict[str, tuple[str, ...]] = {}  # paths in listing order
         self._unsettled: dict[str, None] = {}

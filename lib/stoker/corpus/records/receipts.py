@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from stoker.corpus.records.record_dir import Damaged, ignore, read_records, when_changed
 from stoker.store.layout import StateLayout
-from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
+from stoker.store.record import RecordDamaged, body_of, read_record, read_whole, values_of, write_record
 
 ReceiptState = Literal["verified", "releasing", "released", "disputed", "given_up", "unproven"]
 
@@ -104,10 +104,8 @@ class Listing:
 
 def read_listing(layout: StateLayout, dataset: str) -> Listing | None:
     """Returns the dataset's listing; None where it is missing or damaged (the next scan repairs it)."""
-    try:
-        return Listing.from_record(read_record(layout.listing(dataset)))
-    except (FileNotFoundError, RecordDamaged):
-        return None
+    record = read_whole(layout.listing(dataset))
+    return None if record is None else Listing.from_record(record)
 
 
 def listing_reader(layout: StateLayout, dataset: str) -> Callable[[], Listing | None]:

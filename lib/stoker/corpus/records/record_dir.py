@@ -254,7 +254,7 @@ def _read(folder: int, name: str) -> tuple[bytes, int]:
 def _stamp_of(path: Path) -> Stamp | None:
     """Returns what changes with a directory or with a replaced file; None where it is missing."""
     try:
-        with storage_errors("look at", path):
+        with storage_errors("read", path):
             about = path.stat()
     except FileNotFoundError:
         return None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from stoker.corpus.records.record_dir import Damaged, ignore, read_records
 from stoker.store.errors import DataError
 from stoker.store.layout import StateLayout
-from stoker.store.record import RecordDamaged, body_of, read_record, values_of, write_record
+from stoker.store.record import body_of, read_whole, values_of, write_record
 
 SPLITS = ("train", "val")
 COUNTED = ("rows", "chars", "train_documents", "train_tokens", "val_documents", "val_tokens")
@@ -21,7 +21,7 @@ COUNTED = ("rows", "chars", "train_documents", "train_tokens", "val_documents", 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Counts of one published set; an imported set has None where the import did not count."""
+    """Counts of one published set; one that an earlier version imported has None where it did not count."""
 
     rows: int | None  # that were read from the source
     documents: int | None  # that were kept
@@ -155,7 +155,7 @@ class Source:
     evicting: bool = False  # intent: the set leaves hot; the next start finishes it or takes it back
     on_warm: bool = False  # a copy of the set was proven on warm
     engine: str | None = None  # "tokenizers" where the fast engine was given up for this file's text
-    imported: bool = False  # the set was imported as tokens: there is no file and no receipt
+    imported: bool = False  # an earlier version imported the set as tokens: no file, no receipt
     # The path whose file had this content until another replaced it, after the shard set was proven: there is
     # no file and no receipt of such a source either.
     former: str | None = None
@@ -221,10 +221,8 @@ class Source:
 
 def read_source(layout: StateLayout, dataset: str, path: str) -> Source | None:
     """Returns the source of one path; None where it is missing or damaged (the loop sets it aside)."""
-    try:
-        return Source.from_record(read_record(layout.source(dataset, path)))
-    except (FileNotFoundError, RecordDamaged):
-        return None
+    record = read_whole(layout.source(dataset, path))
+    return None if record is None else Source.from_record(record)
 
 
 def read_sources(layout: StateLayout, dataset: str, damaged: Damaged = ignore) -> dict[str, Source]:

@@ -33,7 +33,7 @@ _FINISHED: Mapping[str, tuple[Finished, str]] = {
     "changed": ("changed", "its content is not what the receipt says"),
     "mismatch": ("changed", "its content is not what the receipt says"),
     "recycled": ("recycled", "it had grown over its soft budget"),
-    "outgrown": ("outgrown", "its shard set needs more room than there is"),
+    "outgrown": ("outgrown", "its shard set needs more space than there is"),
 }
 
 

@@ -85,5 +85,5 @@ def copies_way(measure: Measure, wanted: int) -> tuple[int, str]:
     if queued and waits > IO_HIGH:
         return -1, f"{waits:.0%} of the time something waits for a disk; {queued} files are ahead"
     if not queued and measure.waiting and waits <= IO_LOW:
-        return 1, f"no staged file waits for a builder, {measure.waiting} are to be brought"
+        return 1, f"no staged file waits for a builder, {measure.waiting} are to be staged"
     return 0, ""

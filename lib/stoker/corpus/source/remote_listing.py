@@ -1,4 +1,4 @@
-"""Listing of a fetched source: its worker and task, its commit, and the result."""
+"""Listing of a fetched source: its task, its commit, and the result."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from stoker.corpus.records.receipts import Listing
 from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import ConfigError, UnavailableError
 
-WORKER = "stoker.corpus.source.remote_worker"
-
 
 def repo_of(source: Source) -> HubRepo | None:
-    """Returns the repository on a hub; None for any other kind of source."""
-    if source.kind != "hub" or source.repo is None:
+    """Returns the repository on a hub; None for any other kind of source. ConfigError: see `endpoint_of`."""
+    if source.repo is None:
         return None
     return HubRepo(source.repo, source.repo_type, endpoint_of(source.endpoint))
 
@@ -39,12 +37,12 @@ def origin_of(source: Source) -> str:
 def shown_as(source: Source) -> str:
     """Returns the source's name for people, without secrets."""
     repo = repo_of(source)
-    return str(source.urls_file) if repo is None else shown(repo.page)
+    return source.place if repo is None else shown(repo.page)
 
 
 def pinned_by(source: Source, listing: Listing | None) -> str | None:
     """Returns the commit to use; None if new commits are followed or this origin has no listing yet."""
-    if source.kind != "hub" or source.follow or listing is None or listing.origin != origin_of(source):
+    if source.repo is None or source.follow or listing is None or listing.origin != origin_of(source):
         return None
     return listing.revision or None
 
@@ -63,7 +61,7 @@ def listing_task(
         "known": known,
         "revision": source.revision,
         "pinned": pinned,
-        "file": str(source.urls_file),
+        "file": source.place,
         "settle_s": settle_s,
     }
 

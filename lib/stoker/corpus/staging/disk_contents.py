@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from stoker.corpus.readers.table import suffix_of
 from stoker.corpus.records.index import Amount
 from stoker.corpus.records.sources import PUBLISHED, Books, Source
 from stoker.observe.ledger import Disk
@@ -104,8 +105,8 @@ def _names(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def parquet_name(source: Source) -> str:
-    """Returns the name of the source's file in hot's parquet directory."""
-    return f"{record_name(source.dataset, source.path)}.parquet"
+    """Returns the name of the source's file in hot's parquet directory, with the suffix of its reader."""
+    return f"{record_name(source.dataset, source.path)}{suffix_of(source.path)}"
 
 
 def partial_copy(hot: HotLayout, name: str) -> str:

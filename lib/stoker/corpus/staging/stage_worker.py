@@ -28,7 +28,8 @@ from typing import Any, Literal
 
 import xxhash
 
-from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.readers.reader import reader_of
+from stoker.corpus.readers.table import Tokens
 from stoker.kit.workers.child import Report, paced, run_worker
 from stoker.store.direct import (
     ALIGNMENT,
@@ -90,10 +91,11 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     if brought.sha256 != task["sha256"]:
         return {"status": "mismatch", "sha256": brought.sha256}
     report("preflight")
-    flaw = preflight(
+    flaw = reader_of(target).preflight(
         target,
         task["text_column"],
         task["columns"],
+        tokens=Tokens.of(task),
         decode=task["decode"],
         progress=lambda groups: report("progress", row_groups=groups),
         past_cache=True,  # as the hash was taken: the page cache convicts no file

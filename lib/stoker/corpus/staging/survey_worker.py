@@ -1,9 +1,10 @@
 """Worker: looks through a source folder for `stoker config check`: files, columns, text.
 
-Task: root, include, exclude, text_column, columns (that the filters read, with their kinds). Result:
+Task: root, include, exclude, text_column, columns (that the filters read, with their kinds), tokens. Result:
 `problem` (why the folder cannot be read; then it is the only field), or files, bytes, and for the files whose
-footers were read: looked, looked_bytes, text_bytes (of the text columns, unpacked), with_text (how many have
-the column), flaw ([path, detail, column] of the first file that lacks a column). Damaged files are left out.
+footers were read: looked, looked_bytes, text_bytes (of the text columns, unpacked; or the tokens),
+with_text (how many have the column), flaw ([path, detail, column] of the first file that lacks a column).
+Damaged files are left out.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from stoker.corpus.readers.reader import reader_of
+from stoker.corpus.readers.table import Tokens
 from stoker.corpus.source.folder import FileSeen, Selection, look_through
-from stoker.corpus.staging.preflight import open_parquet, preflight
 from stoker.kit.workers.child import ALIVE_EVERY_S, Report, paced, run_worker
 
 ENOUGH = 20  # footers, where one of them has the text column
@@ -53,7 +55,8 @@ def survey(task: dict[str, Any], report: Report) -> dict[str, Any]:
 def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> None:
     """Adds a file's footer to what was seen."""
     text = task["text_column"]
-    found = preflight(path, text, task["columns"])
+    reader, tokens = reader_of(path), Tokens.of(task)
+    found = reader.preflight(path, text, task["columns"], tokens=tokens)
     if found is not None and found.reason not in ("missing_column", "column_type"):
         return
     seen["looked"] += 1
@@ -62,18 +65,7 @@ def _look(path: Path, size: int, task: dict[str, Any], seen: dict[str, Any]) -> 
     if found is None or found.column != text:
         seen["with_text"] += 1
         seen["looked_bytes"] += size
-        seen["text_bytes"] += _text_bytes(path, text)
-
-
-def _text_bytes(path: Path, column: str) -> int:
-    with open_parquet(path) as file:
-        metadata = file.metadata
-    return sum(
-        chunk.total_uncompressed_size
-        for group in map(metadata.row_group, range(metadata.num_row_groups))
-        for chunk in map(group.column, range(metadata.num_columns))
-        if chunk.path_in_schema == column
-    )
+        seen["text_bytes"] += reader.text_bytes(path, text, tokens)
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ class WorkerExit:
             case "over_memory":
                 return f"it took {self.max_rss_bytes >> 20} MiB of memory, more than it may"
             case "stalled":
-                return f"no word and no CPU time for too long ({self.wall_s:.0f} s at work)"
+                return f"no message and no CPU time for too long ({self.wall_s:.0f} s at work)"
             case "silent":
-                return f"no end or no word within its deadline ({self.wall_s:.0f} s)"
+                return f"no end or no message within its deadline ({self.wall_s:.0f} s)"
         if self.signal is not None:
             return f"killed by {signal_name(self.signal)}"
         return str(self.error["message"]) if self.error else f"exit code {self.code}"

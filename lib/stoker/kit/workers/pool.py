@@ -263,6 +263,6 @@ class WorkerPool(Generic[F]):
                 pids = ", ".join(str(process.pid) for process in left)
                 raise Transient(
                     f"workers of an earlier daemon do not end (pid {pids}): a file system does not answer; "
-                    "look at the mount, then start again"
+                    "check the mount, then start again"
                 )
             time.sleep(0.02)

@@ -22,7 +22,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from stoker.corpus.staging.preflight import preflight
+from stoker.corpus.readers.reader import reader_of
+from stoker.corpus.readers.table import Tokens
 from stoker.corpus.staging.stage_worker import Wanted, bring, why_away
 from stoker.kit.workers.child import give_way, heartbeat, run_worker
 from stoker.store.direct import FileHash, hash_file
@@ -50,8 +51,14 @@ def main(task: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
     assert path is not None  # it was hashed
     if task["decode"]:
         pa.set_cpu_count(1)
-        flaw = preflight(
-            path, task["text_column"], task["columns"], decode=True, progress=say, past_cache=True
+        flaw = reader_of(path).preflight(
+            path,
+            task["text_column"],
+            task["columns"],
+            tokens=Tokens.of(task),
+            decode=True,
+            progress=say,
+            past_cache=True,
         )
         if flaw is not None:
             return {"status": "bad", **flaw.fields()}

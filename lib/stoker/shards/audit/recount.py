@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stoker.corpus.readers.reader import reader_of
 from stoker.corpus.records.sources import SPLITS
 from stoker.shards.build.builder import val_decision
 from stoker.shards.build.filters import make_filters, select
-from stoker.shards.build.parquet import ParquetText
 from stoker.shards.format.identity import BuildParameters
 from stoker.shards.format.reader import ShardSet
 
@@ -28,14 +28,15 @@ class Recount:
 
 
 def recount(parquet: Path, parameters: BuildParameters) -> Recount:
-    """Counts rows, drops, documents and code points of a source file; raises BadParquet, StorageError."""
+    """Counts rows, drops, documents and code points of a source file; raises BadFile, StorageError."""
     pa.set_memory_pool(pa.system_memory_pool())
     filters = make_filters(parameters.filters)
     held_out = val_decision(parameters.val_ratio, parameters.val_salt)
     counts: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     rows: dict[str, list[npt.NDArray[np.int64]]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
-    source = ParquetText(parquet, parameters.text_column, parameters.filters.columns())
+    columns, tokens = parameters.filters.columns(), parameters.token_rules
+    source = reader_of(parquet).open_rows(parquet, parameters.text_column, columns, tokens=tokens)
     for batch in source.batches():
         selection = select(batch, filters)
         val = held_out(batch.utf8[row] for row in np.flatnonzero(selection.keep).tolist())

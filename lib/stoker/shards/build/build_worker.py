@@ -20,7 +20,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.corpus.staging.finding import BadParquet
+from stoker.corpus.readers.finding import BadFile
+from stoker.corpus.readers.reader import reader_of
 from stoker.kit.lock import hold_directory
 from stoker.kit.workers.child import Report, run_worker
 from stoker.shards.build.builder import Build, BuildTask, EncodeThread, NoRoom
@@ -28,7 +29,7 @@ from stoker.shards.build.engine_check import Engines
 from stoker.shards.build.memory_use import give_back, resident_bytes
 from stoker.shards.build.publish import examine_target, publish, seal, still_staged, still_staged_behind
 from stoker.shards.build.readback import Trail
-from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS
+from stoker.shards.tokenize.engine import FASTOKENS, HF_TOKENIZERS, GivenIds
 from stoker.shards.tokenize.tokenizer import reload_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, remove_tree
@@ -58,7 +59,7 @@ def _result(task: BuildTask, report: Report) -> dict[str, Any]:
         return _build(task, report)
     except NoRoom:
         result: dict[str, Any] = {"status": "outgrown"}
-    except BadParquet as error:
+    except BadFile as error:
         result = {"status": "bad", **error.finding.fields()}
         if not still_staged(task.parquet, task.source_sha256, report):
             # A parquet linked from the source can change during the read: that is no finding on the staged
@@ -69,8 +70,9 @@ def _result(task: BuildTask, report: Report) -> dict[str, Any]:
 
 
 def _build(task: BuildTask, report: Report) -> dict[str, Any]:
+    reader_of(task.parquet)  # loaded now, so that it counts as loaded and not as the text's
     kept = _engines_for(task)
-    if task.engine != HF_TOKENIZERS:
+    if task.engine != HF_TOKENIZERS and not task.build.tokens:
         report("phase", phase="check_engine")
     engine, refused = kept.engines.choose(task.parquet, task.build.text_column)
     give_back()
@@ -96,7 +98,7 @@ class _Kept:
     """A tokenizer's engines, kept for the next file; `loaded` is the resident bytes with them."""
 
     asked: tuple[str, str]
-    engines: Engines
+    engines: Engines | GivenIds
     loaded: int
     encoder: EncodeThread = field(default_factory=EncodeThread)
 
@@ -115,7 +117,9 @@ def _engines_for(task: BuildTask) -> _Kept:
                 f"{task.tokenizer_file}: not the tokenizer this dataset is pinned to; "
                 "restore it, or raise dataset.version to build again"
             )
-        engines = Engines(tokenizer, fast=task.engine != HF_TOKENIZERS)
+        engines: Engines | GivenIds = GivenIds(task.build.dtype)
+        if not task.build.tokens:
+            engines = Engines(tokenizer, fast=task.engine != HF_TOKENIZERS)
         give_back()
         gc.freeze()  # what stays needs no search for cycles with every file
         _kept.append(_Kept(asked, engines, resident_bytes()))

@@ -1,10 +1,10 @@
-"""The builder: reads one parquet file and writes its shard set's data files, in commits."""
+"""The builder: reads one source file and writes its shard set's data files, in commits."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from stoker.corpus.readers.reader import Batch, Rows, reader_of
 from stoker.corpus.records.sources import COUNTED, Books
 from stoker.kit.workers.child import Report
 from stoker.shards.build.commit import Committer, Progress, origin_of, recover
 from stoker.shards.build.filters import make_filters, select
 from stoker.shards.build.memory_use import Footprint
-from stoker.shards.build.parquet import Batch, ParquetText
 from stoker.shards.build.readback import Trail
 from stoker.shards.build.shard_writer import GrowingSet
 from stoker.shards.format.identity import BuildParameters, build_id, set_key
@@ -113,6 +113,7 @@ class Build:
         self._room = task.room
         self._reference = reference
         self._footprint = Footprint(task.soft_bytes, loaded)
+        self._is_too_large = False
         self._filters = make_filters(task.build.filters)
         self._held_out = val_decision(task.build.val_ratio, task.build.val_salt)
         self._dtype = np.dtype(task.build.dtype).newbyteorder("<")
@@ -133,21 +134,33 @@ class Build:
         self.set.close()
 
     def run(self, report: Report, source_trail: Trail, set_trail: Trail, encoder: EncodeThread) -> bool:
-        """Reads the source to its end and commits all of it; raises BadParquet, NoRoom, StorageError.
+        """Reads the source to its end and commits all of it; raises BadFile, NoRoom, StorageError.
 
         Returns False after a commit when this process holds too much memory, and a fresh process should
         continue. On a request to stop it commits and raises WorkerStopped. The trails learn which bytes may
         be read back.
         """
+        # Rows are read, encoded and written in one thread: a hand-over of each batch costs a tenth of a build
+        steps = self._encode(report, source_trail, set_trail)
+        while encoder.call(next, steps, None):
+            encoder.renew()
+            self._footprint.forgotten()
+        report.raise_if_stopping()
+        return not self._is_too_large
+
+    def _encode(self, report: Report, source_trail: Trail, set_trail: Trail) -> Iterator[str]:
+        """Builds until the end, a stop or too much memory; yields where another thread should continue."""
         task = self.task
         report("phase", phase="open", row_group=self.row_group, row=self.row)
         columns = task.build.filters.columns()
-        source = ParquetText(task.parquet, task.build.text_column, columns, task.read_rows)
+        reader = reader_of(task.parquet)
+        column, tokens = task.build.text_column, task.build.token_rules
+        source = reader.open_rows(task.parquet, column, columns, task.read_rows, tokens)
         with Committer(task.building, report, set_trail.advance) as committer:
             report("phase", phase="encode")
             began = self.progress
             for batch in source.batches(self.row_group, self.row):
-                self._take(batch, source, report, encoder)
+                self._take(batch, source, report)
                 at_end = self._pass(batch, source)
                 if report.stopping:
                     break
@@ -160,17 +173,13 @@ class Build:
                 elif self.progress is began or self._due(committer.busy):
                     self._commit(committer)
                     if self._footprint.too_large():
-                        committer.wait()
-                        report.raise_if_stopping()
-                        return False
+                        self._is_too_large = True
+                        break
                     report("phase", phase="encode")
                 if self._footprint.crowded():
-                    encoder.renew()
-                    self._footprint.forgotten()
+                    yield "crowded"
             self._commit(committer)
             committer.wait()
-        report.raise_if_stopping()
-        return True
 
     def _ask_for_room(self, needed: int, report: Report) -> int:
         """Asks the daemon to raise the room of the set; raises NoRoom where the daemon gives too little."""
@@ -182,12 +191,10 @@ class Build:
             raise NoRoom
         return room
 
-    def _pass(self, batch: Batch, source: ParquetText) -> bool:
+    def _pass(self, batch: Batch, source: Rows) -> bool:
         """Moves the position behind the batch; returns whether the batch ends its row group."""
-        end = batch.row + batch.rows
-        at_end = end == source.group_rows[batch.row_group]
-        self.row_group, self.row = (batch.row_group + 1, 0) if at_end else (batch.row_group, end)
-        return at_end
+        self.row_group, self.row = source.after(batch)
+        return not self.row
 
     def _due(self, busy: bool) -> bool:
         """Whether to commit: by time while no commit is in flight.
@@ -210,7 +217,7 @@ class Build:
         )
         committer.start(self.set.unsettled(), self.progress)
 
-    def _take(self, batch: Batch, source: ParquetText, report: Report, encoder: EncodeThread) -> None:
+    def _take(self, batch: Batch, source: Rows, report: Report) -> None:
         """Filters, encodes and appends one batch, and counts every row of it in the books."""
         selection = select(batch, self._filters)
         self._counts.update(rows=batch.rows, chars=selection.chars)
@@ -220,7 +227,7 @@ class Build:
         val = self._held_out(batch.utf8[row] for row in kept)
         texts: list[str] = [batch.texts[row] for row in kept]  # type: ignore[misc] # the filters always drop null
         for part in portions(texts, PORTION_CHARS):
-            tokens, lengths = encoder.call(self._documents, texts[part], report)
+            tokens, lengths = self._documents(texts[part], report)
             added = len(tokens) * self._dtype.itemsize + len(lengths) * ROWS_BYTES
             if self._room is not None and self.set.disk_bytes + added > self._room:
                 self._room = self._ask_for_room(self.set.disk_bytes + added, report)
@@ -277,7 +284,7 @@ def val_decision(ratio: float, salt: int) -> Callable[[Iterable[memoryview]], np
 
 
 class EncodeThread:
-    """A thread to encode in, kept from file to file, because the native code caches words for each thread.
+    """A thread to build in, kept from file to file, because the native code caches words for each thread.
 
     A new thread starts with an empty cache.
     """

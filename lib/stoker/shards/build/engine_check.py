@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.shards.build.parquet import ParquetText
+from stoker.corpus.readers.reader import reader_of
 from stoker.shards.tokenize.engine import Engine, EngineUnsupported, FastEngine, HFEngine
 from stoker.shards.tokenize.tokenizer import END_OF_TEXT_NAMES, FrozenTokenizer
 
@@ -26,7 +26,7 @@ MOST_CHARS = 1 << 12  # of one document
 LARGE_BYTES = 512 << 20
 
 # Texts rare in prose, on which pre-tokenizers differ
-_MADE = 1500  # random texts; HF encodes them in some 20 ms
+_MADE = 400  # random texts; making and encoding them takes a builder some 30 ms
 _ODD = (
     "",
     " ",
@@ -79,7 +79,7 @@ class Engines:
         return self._reference
 
     def choose(self, parquet: Path, text_column: str) -> tuple[Engine, str]:
-        """Returns the engine for a file, and why it is not the fast one; raises BadParquet, StorageError."""
+        """Returns the engine for a file, and why it is not the fast one; raises BadFile, StorageError."""
         if self._fast is None:
             return self.reference(), self.refused
         if refused := self._difference(_sample(parquet, text_column)):
@@ -106,8 +106,8 @@ class Engines:
 def _sample(parquet: Path, text_column: str) -> Iterator[tuple[str, list[str]]]:
     """Yields documents from places spread over the file, with a description of each place."""
     wanted = max(LEAST_PLACES, min(MOST_PLACES, parquet.stat().st_size // BYTES_A_PLACE))
-    source = ParquetText(parquet, text_column, {}, 64)
-    groups = [group for group, rows in enumerate(source.group_rows) if rows]
+    source = reader_of(parquet).open_rows(parquet, text_column, {}, 64)
+    groups = source.groups
     spread = np.linspace(0, len(groups) - 1, min(wanted, len(groups))).round().astype(int)
     chosen = sorted({groups[place] for place in spread.tolist()}) if groups else []
     for group in chosen:

@@ -1,25 +1,24 @@
-"""Filters: functions from a batch to the rows that pass, each with a name for its drops in the books.
-
-A new filter is a line in `make_filters`, and a parameter of the build (`identity.Filters`), because it
-changes the output.
-"""
+"""The steps that drop rows: from a parameter to a function from a batch to the mask of rows that pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stoker.corpus.staging.finding import BadParquet
-from stoker.shards.build.parquet import Batch
+from stoker.corpus.readers.finding import BadFile
+from stoker.corpus.readers.reader import Batch
 from stoker.shards.format.identity import Filters
+from stoker.shards.format.steps import STEPS
 
 Mask = npt.NDArray[np.bool_]
-Filter = tuple[str, Callable[[Batch], Mask]]
+Passes = Callable[[Batch], Mask]
+Filter = tuple[str, Passes]
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,9 @@ class Selection:
 def make_filters(filters: Filters) -> list[Filter]:
     """Returns the configured filters; a row that fails several counts under the first."""
     made: list[Filter] = [("null", lambda batch: batch.present)]
-    if (least := filters.min_chars) is not None:
-        made.append(("min_chars", lambda batch: batch.chars >= least))
-    if (most := filters.max_chars) is not None:
-        made.append(("max_chars", lambda batch: batch.chars <= most))
-    if filters.languages is not None:
-        wanted = frozenset(language.encode() for language in filters.languages)
-        made.append(("languages", lambda batch: _of_languages(batch, wanted)))
-    if filters.at_least:
-        made.append(("at_least", lambda batch: _at_least(batch, filters)))
+    for name, parameter in filters.steps().items():
+        module, _, function = STEPS[name].make.partition(":")
+        made.append((name, getattr(import_module(module), function)(parameter)))
     return made
 
 
@@ -58,22 +51,37 @@ def select(batch: Batch, filters: list[Filter]) -> Selection:
     return Selection(keep, dropped, int(batch.chars[keep].sum()))
 
 
-def _at_least(batch: Batch, filters: Filters) -> Mask:
-    """Returns the rows whose numbers all reach their least value; null and NaN do not.
+def min_chars(least: int) -> Passes:
+    return lambda batch: batch.chars >= least
+
+
+def max_chars(most: int) -> Passes:
+    return lambda batch: batch.chars <= most
+
+
+def languages(wanted: Iterable[str]) -> Passes:
+    """Passes the rows in these languages; compares bytes, because a language need not be UTF-8."""
+    words = frozenset(language.encode() for language in wanted)
+    return lambda batch: np.array(
+        [word in words for word in _values(batch, "language", pa.string())], dtype=bool
+    )
+
+
+def at_least(values: Mapping[str, float]) -> Passes:
+    """Passes the rows whose numbers all reach their least value; null and NaN do not.
 
     A number with more digits than a float holds is rounded.
     """
-    passing: Mask = np.ones(batch.rows, dtype=bool)
-    for column, least in filters.at_least.items():
-        numbers = _values(batch, column, pa.float64())
-        found = [np.nan if number is None else number for number in numbers]
-        passing &= np.array(found, dtype=np.float64) >= least
-    return passing
 
+    def passes(batch: Batch) -> Mask:
+        passing: Mask = np.ones(batch.rows, dtype=bool)
+        for column, least in values.items():
+            numbers = _values(batch, column, pa.float64())
+            found = [np.nan if number is None else number for number in numbers]
+            passing &= np.array(found, dtype=np.float64) >= least
+        return passing
 
-def _of_languages(batch: Batch, wanted: frozenset[bytes]) -> Mask:
-    """Returns the rows in these languages; compares bytes, because a language need not be UTF-8."""
-    return np.array([word in wanted for word in _values(batch, "language", pa.string())], dtype=bool)
+    return passes
 
 
 def _values(batch: Batch, column: str, kind: pa.DataType) -> list[Any]:
@@ -81,6 +89,6 @@ def _values(batch: Batch, column: str, kind: pa.DataType) -> list[Any]:
     try:
         cast = batch.columns[column].cast(kind, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise BadParquet("column_type", str(error), row_group=batch.row_group, column=column) from error
+        raise BadFile("column_type", str(error), row_group=batch.row_group, column=column) from error
     values: list[Any] = (cast.view(pa.binary()) if kind == pa.string() else cast).to_pylist()
     return values

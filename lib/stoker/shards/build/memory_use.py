@@ -9,7 +9,7 @@ import os
 import pyarrow as pa
 
 ROOM = 128 << 20  # for a builder on top of its tokenizer's memory
-CACHE_ROOM = 100 << 20  # the same before the engine's word cache is dropped: the cache grows by 60 MB at once
+CACHE_ROOM = 90 << 20  # the same before the engine's word cache is dropped: the cache grows by 60 MB at once
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -27,12 +27,12 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     one_thread()
     if "file" in task:
         return _freeze(Path(task["file"]).read_bytes(), str(task["file"]), Path(task["target"]))
-    from stoker.corpus.staging.finding import BadParquet  # noqa: PLC0415 - heavy, and not for a given tokenizer
+    from stoker.corpus.readers.finding import BadFile  # noqa: PLC0415 - heavy, and not for a given tokenizer
 
     text = TrainingText(task["files"], task["text_column"], int(task["train_bytes"]), report)
     try:
         data = train_tokenizer(text.batches(), int(task["vocab_size"]))
-    except BadParquet as error:
+    except BadFile as error:
         bad = text.used[-1]
         if changed := _changed([bad], task, report):
             return {"changed": changed}
@@ -69,13 +69,13 @@ class TrainingText:
         self._train_bytes, self._report = train_bytes, report
 
     def batches(self) -> Iterator[list[str]]:
-        """Yields batches of texts; raises BadParquet about the file that is last in `used`."""
-        from stoker.shards.build.parquet import ParquetText  # noqa: PLC0415 - see above
+        """Yields batches of texts; raises BadFile about the file that is last in `used`."""
+        from stoker.corpus.readers.reader import reader_of  # noqa: PLC0415 - see above
 
         shown = -1
         for file in self._files:
             self.used.append(file)
-            for batch in ParquetText(Path(file), self._text_column).batches():
+            for batch in reader_of(Path(file)).open_rows(Path(file), self._text_column).batches():
                 percent = min(99, 100 * self.text_bytes // self._train_bytes)
                 if percent > shown:
                     shown = percent

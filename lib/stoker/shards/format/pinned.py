@@ -7,14 +7,17 @@ from typing import Any
 from stoker.config.checks import Fault
 from stoker.config.document import KeyPath
 from stoker.config.schema import Pipeline
+from stoker.corpus.readers.table import Tokens
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin
 from stoker.shards.format.identity import BuildParameters, Filters, build_id
+from stoker.shards.format.steps import STEPS
 from stoker.store.direct import hash_file
 from stoker.store.errors import ConfigError
 from stoker.store.files import canonical_json
 
 _KEYS: dict[str, KeyPath] = {
     "text_column": ("dataset", "text_column"),
+    "tokens": ("dataset", "tokens_column"),
     "filters": ("dataset", "filters"),
     "val_ratio": ("shard", "val_ratio"),
     "shard_tokens": ("shard", "shard_tokens"),
@@ -41,15 +44,31 @@ def parameters_asked(pipeline: Pipeline, tokenizer: TokenizerPin) -> BuildParame
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=tokenizer.vocab_size,
         eot=tokenizer.eot,
-        text_column=pipeline.dataset.text_column,
+        text_column=pipeline.dataset.column,
         filters=filters_asked(pipeline),
         val_ratio=float(pipeline.shard.val_ratio),
         shard_tokens=int(pipeline.shard.shard_tokens),
+        tokens=pipeline.dataset.tokens_column is not None,
     )
 
 
 def filters_asked(pipeline: Pipeline) -> Filters:
-    return Filters.from_mapping(pipeline.dataset.filters.model_dump())
+    values = pipeline.dataset.filters.model_dump()
+    if pipeline.dataset.tokens_column is not None:  # the default of a step that reads text is not for tokens
+        values = {name: value for name, value in values.items() if STEPS[name].columns is not None}
+    return Filters.from_mapping(values)
+
+
+def columns_asked(pipeline: Pipeline, pin: DatasetPin | None) -> dict[str, Any]:
+    """Returns the fields of a task that say which columns a file must have, and what they hold."""
+    tokens = Tokens() if pipeline.dataset.tokens_column is not None else None
+    if tokens is not None and pin is not None and pin.version == pipeline.dataset.version:
+        tokens = BuildParameters.from_mapping(pin.build).token_rules
+    return {
+        "text_column": pipeline.dataset.column,
+        "columns": filters_asked(pipeline).columns(),
+        "tokens": None if tokens is None else tokens._asdict(),
+    }
 
 
 def pin_faults(pipeline: Pipeline, pin: DatasetPin) -> list[Fault]:

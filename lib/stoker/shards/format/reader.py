@@ -1,7 +1,8 @@
-"""Reads a published shard set: its token files as arrays, its documents one by one."""
+"""Finds published shard sets and reads one: its token files as arrays, its documents one by one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.shards.format.manifest import MANIFEST, Manifest, beside
-from stoker.store.errors import DataError, storage_errors
+from stoker.shards.format.proof import SET_NAME
+from stoker.store.errors import DataError, UsageError, storage_errors
 
 Tokens = npt.NDArray[Any]  # of the set's own dtype, little-endian
+_SET_FILE = re.compile(r"SHA256SUMS|manifest\.json|(train|val)-\d+\.(bin|idx|row)")
 
 
 class ShardSet:
@@ -58,3 +61,17 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if path.stat().st_size == 0:  # a split without documents; an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+def find_sets(path: Path) -> list[Path]:
+    """Returns the directory itself if it is a set, whole or not, else every set below it, by name.
+
+    Raises UsageError where the path is no directory.
+    """
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a directory; a shard set is one")
+    entries = sorted(path.iterdir())
+    if SET_NAME.fullmatch(path.resolve().name) or any(_SET_FILE.fullmatch(entry.name) for entry in entries):
+        return [path]
+    below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return [found for entry in below for found in find_sets(entry)]

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -141,6 +142,25 @@ class FastEngine:
             raise EngineUnsupported(f"fastokens gave {len(ends)} offsets for {len(texts)} texts")
         self._guard.check(ids, ends[1:])
         return ids, np.diff(ends)
+
+
+class GivenIds:
+    """Takes documents that are token ids already, as its reader checked them: views of ids in one type."""
+
+    name, version = "given", ""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+
+    def choose(self, _file: Path, _column: str) -> tuple[Engine, str]:
+        return self, ""
+
+    def reference(self) -> Engine:
+        return self
+
+    def documents(self, texts: Sequence[Any]) -> tuple[npt.NDArray[Any], Lengths]:
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        return np.frombuffer(b"".join(texts), self._dtype), lengths
 
 
 class IdGuard:

@@ -148,7 +148,7 @@ def meaning_of_external(end: GuardedEnd, seen: Evidence, is_asked: bool) -> Exit
     if is_asked and end.signum != signal.SIGKILL:
         return Exit(ExitClass.STOPPED, f"stopped as asked ({_how(end)}); what it did not save is lost")
     if end.code == 0 and end.left and _has_done_nothing(seen):
-        text = f"before its first step, and {end.left} of its processes went on"
+        text = f"before its first step, and {end.left} of its processes continued"
         return Exit(ExitClass.CRASHED, f"{_how(end)}, {text}: it must stay in the foreground")
     return None
 

@@ -145,7 +145,7 @@ def of_kernel(tree: Iterable[ProcessId]) -> Iterator[str]:
             lines = (home / "status").read_text(errors="replace").splitlines()  # a name may be any bytes
             status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             told = {name: _told(home / name) for name in ("wchan", "syscall", "stack")}
-            call = told["syscall"] or "not told"
+            call = told["syscall"] or "unknown"
             name, state, where = status["Name"], status["State"], told["wchan"] or "-"
             yield f"{process.pid} {name}: {state} in {where}; system call {call}"
             yield from (f"  {line}" for line in told["stack"].splitlines())

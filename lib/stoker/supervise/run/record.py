@@ -112,7 +112,7 @@ class RunRecord:
         """Returns why no launch may be made, for the status; "" where one may."""
         if self.halted is not None:
             return f"halted: {self.halted['reason']}; {self.halted['remedy']}"
-        return f"paused by {self.paused['by']}; stoker resume goes on" if self.paused is not None else ""
+        return f"paused by {self.paused['by']}; stoker resume continues it" if self.paused is not None else ""
 
     def body(self) -> dict[str, Any]:
         """Returns the record's body as in formats.md."""

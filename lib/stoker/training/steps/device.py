@@ -57,6 +57,6 @@ def check_card(kept: Mapping[str, Any], device: torch.device) -> None:
         words = str(problem)
     card = kept.get("card") or "a GPU"
     raise Transient(
-        f"the run trains on {card}, and none is here: {words}. It waits for the GPU (look at nvidia-smi) and "
-        "never goes on without; on a CPU it can go on as another run: train.run with train.init_from"
+        f"the run trains on {card}, and none is here: {words}. It waits for the GPU (check nvidia-smi) and "
+        "never continues without; on a CPU it can continue as another run: train.run with train.init_from"
     )
