@@ -39,10 +39,9 @@ FILES = 2
 _SITE = """
 import sys
 if "from stokerd.stage_shard" in " ".join(sys.orig_argv[1:4]):
-    from stokerd.sharding import loop
-    from stokerd.sharding.activities import disks
-    disks.ANSWERS_WITHIN_S = 1.5
-    disks.MEASURE_EVERY_S = loop.LONGEST_WAIT_S = 0.5
+    from stokerd.sharding import disk, loop
+    disk.ANSWERS_WITHIN_S = 1.5
+    disk.MEASURE_EVERY_S = loop.LONGEST_WAIT_S = 0.5
 elif "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
     from stokerd.supervision.jobs import external as external_checkpoints
     for activity in (external_checkpoints.LOOK, external_checkpoints.RESTORE, external_checkpoints.WATCH):

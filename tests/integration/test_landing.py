@@ -30,7 +30,7 @@ from stoker.corpus.records.sources import DOWNLOAD_FAILED
 from stoker.store.direct import hash_file
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.requests import Request, file_request, finish_request
-from stokerd.sharding.activities.build import PROVE_SET
+from stokerd.sharding.inbox import PROVE_SET
 from support.asked import filed_requests
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline

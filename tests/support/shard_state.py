@@ -12,6 +12,7 @@ from stoker.corpus.quarantine.directory import Kept, open_folder
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState, write_source
 from stoker.corpus.schedule.outcome import Outcome
+from stoker.corpus.schedule.state import Situation
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.context import DaemonContext
 from stoker.kit.event_types import event_types
@@ -24,21 +25,22 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, record_name
 from stoker.store.record import read_record
 from stoker.store.requests import Request, file_request, pending_requests
 from stokerd.sharding.activities import ACTIVITIES
-from stokerd.sharding.activities.base import Work
+from stokerd.sharding.apply import Effects
 from stokerd.sharding.effects import (
     Alert,
     AlertOver,
     Answer,
     Begin,
     Effect,
-    Effects,
     Event,
     MarkFinding,
     StartOver,
     Write,
 )
+from stokerd.sharding.situation import situation_of
 from stokerd.sharding.state import State
 from stokerd.sharding.status import Status
+from stokerd.sharding.work import Work
 from support.asked import filed_requests
 from support.pipelines import DataPipeline
 
@@ -123,8 +125,9 @@ class Shard:
 
     def start(self) -> None:
         """Start the daemon, or start it again: all it knows is what is on disk."""
-        self.state = State(self.context)
-        self.pool = self.state.pool = ScriptedPool(self.context.waiter)
+        self.pool = ScriptedPool(self.context.waiter)
+        self.state = State(self.context, self.pool)
+        self.dataset = self.state.dataset
         self.effects = Effects(self.context, self.state)
 
     def close(self) -> None:
@@ -136,20 +139,20 @@ class Shard:
 
     def pin(self) -> None:
         """Pin the dataset to a tokenizer."""
-        self.apply(self.state.records.pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ()))
+        self.apply(self.dataset.pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ()))
 
     def source(self, path: str = "a", state: SourceState = "seen", **changes: Any) -> Source:
         """Put a source on record, with books and a key where its state has them."""
         content = changes.pop("content", path)
         source = Source("prose", path, MIB, f"{content:0>64}", state)
-        key_of = self.state.records.pinning.key_of()
+        key_of = self.dataset.pinning.key_of()
         if state in ("building", "proven", "synced", "released"):
             source = replace(source, key=f"{content:f<64}" if key_of is None else key_of(source.sha256))
         if state in ("proven", "synced", "released"):
             source = replace(source, books=Books.from_mapping(BOOKS), manifest_sha256=MANIFEST)
         source = replace(source, **changes)
         write_source(self.layout, source)
-        self.state.records.put(source)
+        self.dataset.put(source)
         return source
 
     def receipt(self, path: str = "a", state: ReceiptState = "verified", **changes: Any) -> Receipt:
@@ -157,21 +160,21 @@ class Shard:
         receipt = Receipt("prose", path, f"/there/{path}", MIB, f"{path:0>64}", "", "e", state)
         receipt = replace(receipt, **changes)
         write_receipt(self.layout, receipt)
-        records = self.state.records
+        records = self.dataset
         records.receipts = {**records.receipts, path: receipt}
         records.touched.add(path)
         return receipt
 
     def finding(self, path: str = "a", **body: Any) -> Kept:
         """Put a finding against the path's file into quarantine, and read it."""
-        sha256 = self.state.sources[path].sha256
+        sha256 = self.dataset.sources[path].sha256
         reason = {"path": path, "sha256": sha256, "reason": "page_corrupt", "detail": "", **body}
         folder = open_folder(self.layout.quarantine, "parquet", record_name("prose", path), reason)
         return self.kept(folder.name)
 
     def kept(self, name: str) -> Kept:
         """What is in quarantine under this name now."""
-        quarantine = self.state.records.quarantine
+        quarantine = self.state.quarantine
         quarantine.read_soon()
         quarantine.read()
         return next(one for one in quarantine.kept if one.name == name)
@@ -179,8 +182,8 @@ class Shard:
     def ask(self, verb: str, **args: Any) -> Request:
         """File a request and read it."""
         name = file_request(self.layout, STAGE_SHARD, verb, args)
-        self.state.records.requests = pending_requests(self.layout, STAGE_SHARD)
-        return next(one for one in self.state.records.requests if one.id == name)
+        self.state.inbox.requests = pending_requests(self.layout, STAGE_SHARD)
+        return next(one for one in self.state.inbox.requests if one.id == name)
 
     def answer(self, request: Request) -> Mapping[str, Any] | None:
         """The outcome of a request as whoever asked reads it; None while it waits."""
@@ -203,7 +206,12 @@ class Shard:
 
     def read(self) -> None:
         """Read what others wrote."""
-        self.state.records.read()
+        self.dataset.read()
+        self.state.inbox.read()
+
+    def situation(self) -> Situation:
+        """The facts that the schedule decides on."""
+        return situation_of(self.dataset)
 
     def on_disk(self, path: str = "a") -> Source:
         return self.data.sources()[path]
@@ -216,16 +224,16 @@ class Shard:
         disk = self.state.hot if place == "hot" else self.state.warm
         assert disk is not None
         if disk.lister not in self.state.pool:
-            self.apply(self.state.start("list", disk.lister))
+            self.apply(ACTIVITIES["list"].begin(self.dataset, disk.lister))
             self.hear(disk.lister, {"kind": "ready"})
         disk.look_soon()
-        question = disk.question(self.state.sources)
+        question = disk.question(self.dataset.sources)
         assert question is not None
         self.hear(disk.lister, {"kind": "seen", **self._claimed(place), **seen})
         self.measure(place, free=free)
 
     def _claimed(self, place: str) -> dict[str, Any]:
-        sources = self.state.sources
+        sources = self.dataset.sources
         staged = tuple(parquet_name(one) for one in sources.in_state("staged", "building"))
         published = [one for one in sources.values() if one.state in PUBLISHED]
         there = [one for one in published if (not one.evicted if place == "hot" else one.on_warm)]
@@ -250,21 +258,21 @@ class Shard:
     def job(self, kind: str, subject: str = "a", work: Work | None = None) -> Job[Any]:
         """A job of a kind at work, with the facts given or those its activity begins it with."""
         if work is None:
-            self.apply(self.state.start(kind, subject))
+            self.apply(ACTIVITIES[kind].begin(self.dataset, subject))
         else:
-            self.apply([Begin(ACTIVITIES[kind], subject, {}, work)])
+            self.apply([Begin("prose", ACTIVITIES[kind], subject, {}, work)])
         return self.pool.jobs[-1]
 
     def task(self, kind: str, subject: str) -> dict[str, Any]:
         """The task that a worker would be given."""
-        begun = self.state.start(kind, subject)
+        begun = ACTIVITIES[kind].begin(self.dataset, subject)
         return next(dict(effect.task) for effect in begun if isinstance(effect, Begin))
 
     def hear(self, subject: str, *messages: Mapping[str, Any]) -> None:
         """Have a worker say something."""
         job = self.pool[subject]
         for message in messages:
-            self.apply(ACTIVITIES[job.kind].on_message(self.state, job, message))
+            self.apply(ACTIVITIES[job.kind].on_message(self.dataset, job, message))
 
     def sent(self, subject: str) -> list[Mapping[str, Any]]:
         """What a worker was sent."""
@@ -273,7 +281,7 @@ class Shard:
     def end(self, subject: str, outcome: Outcome) -> list[str]:
         """End a job, apply the effects and return them in brief, in their order."""
         job = self.pool.end(subject)
-        return self.apply(ACTIVITIES[job.kind].end(self.state, job, outcome))
+        return self.apply(ACTIVITIES[job.kind].end(self.dataset, job, outcome))
 
     def done(self, subject: str = "a", **result: Any) -> list[str]:
         """End a job with its worker's result."""
@@ -306,7 +314,7 @@ def brief(effect: Effect) -> str:
             return f"alert {word}"
         case AlertOver(word):
             return f"over {word}"
-        case Begin(activity):
+        case Begin(_, activity):
             return f"begin {activity.kind}"
         case Answer(_, outcome):
             return f"answer {next(iter(outcome))}"

@@ -54,9 +54,9 @@ def imported(path: str, state: str = "proven") -> Source:
 def keep(shard: Shard, listing: Listing | None, *sources: Source) -> tuple[tuple[str, ...], bool]:
     """The pin's listing on disk, and whether it is complete, with these sources as they are now."""
     for source in sources:
-        shard.state.records.put(source)
-    shard.state.records.pinning.listing = listing
-    shard.apply(shard.state.records.pinning.keep_listing())
+        shard.dataset.put(source)
+    shard.dataset.pinning.listing = listing
+    shard.apply(shard.dataset.pinning.keep_listing())
     pin = shard.data.pin()
     return pin.listing, pin.complete
 
@@ -83,16 +83,16 @@ def test_imports_are_outside_the_limit(make_shard: MakeShard, limit: dict[str, i
     sources = built("a"), built("b"), imported("import/x")
     for _ in range(2):  # again with what was listed before
         assert keep(shard, listed("a", "b", "c"), *sources) == (("a", "b", "import/x"), True)
-    beyond = shard.state.records.pinning.beyond
+    beyond = shard.dataset.pinning.beyond
     assert [path for path in "abc" if path in beyond] == ["c"]
 
 
 def test_the_pin_is_durable_before_its_events(make_shard: MakeShard) -> None:
     shard = make_shard()
-    pinning = shard.state.records.pinning
+    pinning = shard.dataset.pinning
     frozen = pinning.freeze({"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}, ())
     assert shard.apply(frozen) == ["WritePin", "dataset_pinned"]
-    shard.state.records.put(built("a"))
+    shard.dataset.put(built("a"))
     pinning.listing = listed("a")
     kept = [shard.apply(pinning.keep_listing()) for _ in range(2)]
     assert kept == [["WritePin", "dataset_complete"], []]
@@ -125,10 +125,10 @@ def test_a_record_of_an_import_survives_its_disk_and_its_renewal() -> None:
 
 def test_a_set_that_is_nowhere_is_passed_over_and_that_is_said_once(shard: Shard) -> None:
     shard.source("import/web", "seen", imported=True)
-    (action,) = decide(shard.state.situation(), 0.0)
-    assert shard.apply(take(shard.state, action)) == ["write quarantined", "content_gone"]
+    (action,) = decide(shard.situation(), 0.0)
+    assert shard.apply(take(shard.dataset, action)) == ["write quarantined", "content_gone"]
     assert shard.on_disk("import/web").reason == "content_gone"
-    assert not decide(shard.state.situation(), 0.0)
+    assert not decide(shard.situation(), 0.0)
 
 
 def with_import(site: Site, where: EndOfText | None) -> list[int]:

@@ -15,9 +15,11 @@ from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.store.errors import DataError, UnavailableError
 from stoker.store.requests import Request
 from stokerd.sharding.activities import build, tokenizer
-from stokerd.sharding.activities.base import FOOTER, SourceWork
+from stokerd.sharding.activities.base import FOOTER
 from stokerd.sharding.activities.build import PROVE_SET
 from stokerd.sharding.record_actions import take
+from stokerd.sharding.situation import busy
+from stokerd.sharding.work import SourceWork
 from support.shard_state import BOOKS, MANIFEST, MakeShard, Shard
 
 HUB = {"kind": "hub", "repo": "some/where"}
@@ -28,7 +30,7 @@ FROZEN = {"sha256": "ab" * 32, "vocab_size": 400, "eot": 0}
 
 
 def waits(shard: Shard) -> bool:
-    return not shard.state.retries.allows("a")
+    return not shard.dataset.retries.allows("a")
 
 
 class TestStage:
@@ -45,7 +47,7 @@ class TestStage:
         assert shard.done(**result) == ["stage_resumed", "write staged"]
         staged = shard.on_disk()
         assert (staged.state, staged.attempts, staged.deaths, staged.reason) == ("staged", 0, (), None)
-        assert shard.state.records.xxh3 == {staged.sha256: "x"}
+        assert shard.dataset.xxh3 == {staged.sha256: "x"}
         assert not shard.state.hot.is_measured, "it takes room"
 
     @pytest.mark.parametrize(("how", "is_linked"), [("link", True), ("copy", False), ("kept", True)])
@@ -55,10 +57,10 @@ class TestStage:
         shard = make_shard(dataset__source=HUB)
         shard.source()
         shard.receipt()
-        assert shard.state.is_linked
+        assert shard.dataset.needs.is_linked
         shard.job("stage")
         shard.done(status="staged", how=how, xxh3="")
-        assert shard.state.is_linked == is_linked
+        assert shard.dataset.needs.is_linked == is_linked
 
     def test_a_folders_missing_file_is_waited_for(self, shard: Shard) -> None:
         shard.job("stage")
@@ -73,9 +75,9 @@ class TestStage:
             shard.job("stage")
             assert shard.done(status="missing") == effects
         assert shard.disputes() == ["a"]
-        assert "a" in shard.state.situation().shelved, "nothing goes on until the receipt is written again"
+        assert "a" in shard.situation().shelved, "nothing goes on until the receipt is written again"
         shard.receipt(state="disputed")
-        assert "a" not in shard.state.situation().shelved
+        assert "a" not in shard.situation().shelved
 
     def test_an_absent_folder_pauses_staging_once(self, shard: Shard) -> None:
         for _ in range(2):
@@ -117,16 +119,16 @@ class TestProve:
             shard.job("prove")
             assert shard.done(proofs=[{"verdict": verdict, "reason": "why"}]) == effects
             assert shard.on_disk().state == "seen"
-        assert shard.state.records.convicted == {"a": Finding(SET_INVALID, "why")}
+        assert shard.dataset.convicted == {"a": Finding(SET_INVALID, "why")}
 
     @staticmethod
     def asked(shard: Shard, key: object) -> Request:
         request = shard.ask(PROVE_SET, key=key)
-        shard.apply(build.consider_requests(shard.state))
+        shard.apply(build.consider_requests(shard.dataset))
         return request
 
     def test_what_is_not_on_hot_is_answered_at_once(self, shard: Shard) -> None:
-        warm_only = shard.state.key(shard.source(state="proven", evicted=True, on_warm=True))
+        warm_only = shard.dataset.key(shard.source(state="proven", evicted=True, on_warm=True))
         for key, verdict in ((warm_only, "invalid"), ("f" * 64, "unknown")):
             answer = shard.answer(self.asked(shard, key))
             assert answer is not None and answer["verdict"] == verdict
@@ -147,7 +149,7 @@ class TestProve:
     ) -> None:
         source = shard.source(state="proven")
         requests = [self.asked(shard, source.key) for _ in range(2)]
-        assert list(shard.state.records.to_prove) == ["a"]
+        assert list(shard.dataset.to_prove) == ["a"]
         shard.job("prove")
         answers = [each for each in effects if each.startswith("answer")]
         assert shard.done(proofs=[{**PROOF, **proof}]) == effects + answers
@@ -166,7 +168,7 @@ class TestProve:
 class TestQuarantine:
     def test_a_file_is_set_aside_before_its_event(self, shard: Shard) -> None:
         shard.source(state="building")
-        shard.state.records.convicted["a"] = Finding("page_corrupt", "d", 2, "text", {"needed_bytes": 7})
+        shard.dataset.convicted["a"] = Finding("page_corrupt", "d", 2, "text", {"needed_bytes": 7})
         task = shard.task("quarantine", "a")
         assert (task["kind"], task["reason"]["row_group"], task["reason"]["needed_bytes"]) == (
             "parquet",
@@ -179,30 +181,30 @@ class TestQuarantine:
         assert (source.reason, source.column) == ("page_corrupt", "text")
         ((_, fields),) = shard.events.all
         assert (fields["folder"], fields["needed_bytes"]) == ("f", 7)
-        assert not shard.state.records.convicted
+        assert not shard.dataset.convicted
 
     def test_a_wrong_set_is_set_aside_and_its_source_stays_as_it_is(self, shard: Shard) -> None:
         source = shard.source()
-        key = shard.state.key(source)
+        key = shard.dataset.key(source)
         shard.state.hot.published.add(key[:16])
-        shard.state.records.convicted["a"] = Finding(SET_INVALID, "why")
+        shard.dataset.convicted["a"] = Finding(SET_INVALID, "why")
         task = shard.task("quarantine", "a")
         assert (task["kind"], task["reason"]["key"]) == ("shards", key)
         shard.job("quarantine")
         assert shard.done(folder="f") == []
-        assert not shard.state.records.convicted and key[:16] not in shard.state.hot.published
+        assert not shard.dataset.convicted and key[:16] not in shard.state.hot.published
         assert shard.on_disk() == source
 
     def test_one_that_could_not_be_set_aside_keeps_its_finding(self, shard: Shard) -> None:
         shard.source(state="building")
-        shard.state.records.convicted["a"] = Finding("page_corrupt")
+        shard.dataset.convicted["a"] = Finding("page_corrupt")
         shard.job("quarantine")
         assert shard.end("a", Outcome("storage", "EIO")) == ["quarantine_failed"]
-        assert list(shard.state.records.convicted) == ["a"] and waits(shard)
+        assert list(shard.dataset.convicted) == ["a"] and waits(shard)
 
     def test_a_full_state_disk_is_what_it_waits_for(self, shard: Shard) -> None:
         shard.source(state="building")
-        shard.state.records.convicted["a"] = Finding("page_corrupt")
+        shard.dataset.convicted["a"] = Finding("page_corrupt")
         shard.job("quarantine")
         shard.end("a", Outcome("disk_full", "ENOSPC"))
         ((_, fields),) = shard.events.all
@@ -212,31 +214,31 @@ class TestQuarantine:
 class TestCleaning:
     def test_a_released_file_is_removed_and_its_source_waits_for_that(self, shard: Shard) -> None:
         source = shard.source(state="proven")
-        released = shard.apply(take(shard.state, Action("release", "a")))
+        released = shard.apply(take(shard.dataset, Action("release", "a")))
         assert released == ["write released", "source_released"]
-        assert list(shard.state.hot.litter) == [shard.state.parquet(source)]
-        assert shard.state.busy() == {"a": "sweep"}
+        assert list(shard.state.hot.litter) == [shard.dataset.parquet(source)]
+        assert busy(shard.dataset) == {"a": "sweep"}
         shard.start()
         shard.look(parquet=(parquet_name(source),))
-        assert list(shard.state.hot.litter) == [shard.state.parquet(source)], "a crash forgets no file"
+        assert list(shard.state.hot.litter) == [shard.dataset.parquet(source)], "a crash forgets no file"
 
     def test_a_source_waits_while_what_was_its_is_being_removed(self, shard: Shard) -> None:
         source = shard.source(state="staged")
-        shard.state.discard_parquet(source)
-        assert shard.state.busy() == {"a": "sweep"}
+        shard.dataset.discard_parquet(source)
+        assert busy(shard.dataset) == {"a": "sweep"}
         sweeper = shard.state.hot.sweeper
         shard.job("sweep", shard.state.hot.sweeper)
-        assert shard.pool.tasks[sweeper]["remove"] == [shard.state.parquet(source)]
-        assert shard.state.busy() == {"a": "sweep"}
+        assert shard.pool.tasks[sweeper]["remove"] == [shard.dataset.parquet(source)]
+        assert busy(shard.dataset) == {"a": "sweep"}
         assert shard.end(sweeper, Outcome("storage", "EIO")) == ["alert sweep_failed"]
-        assert shard.state.busy() == {"a": "sweep"}, "it is tried again"
+        assert busy(shard.dataset) == {"a": "sweep"}, "it is tried again"
         shard.job("sweep", shard.state.hot.sweeper)
-        failed = {shard.state.parquet(source): "EIO"}
+        failed = {shard.dataset.parquet(source): "EIO"}
         assert shard.done(sweeper, failed=failed) == ["alert sweep_failed"]
-        assert shard.state.busy() == {"a": "sweep"}, "what is there still is tried again"
+        assert busy(shard.dataset) == {"a": "sweep"}, "what is there still is tried again"
         shard.job("sweep", shard.state.hot.sweeper)
         assert shard.done(sweeper, failed={}) == []
-        assert shard.state.busy() == {}
+        assert busy(shard.dataset) == {}
 
     def test_once_gives_up_what_cannot_be_removed(self, make_shard: MakeShard) -> None:
         shard = make_shard(once=True)
@@ -244,7 +246,7 @@ class TestCleaning:
         with pytest.raises(UnavailableError):
             for _ in range(9):
                 shard.job("sweep", shard.state.hot.sweeper)
-                shard.end(shard.state.hot.sweeper, Outcome("storage", "EIO"))
+                shard.end(shard.dataset.hot.sweeper, Outcome("storage", "EIO"))
 
 
 class TestTokenizer:
@@ -256,18 +258,18 @@ class TestTokenizer:
         for path in "ab":
             shard.source(path, "staged")
             shard.receipt(path)
-        shard.state.records.pinning.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
-        shard.state.situation()
+        shard.dataset.pinning.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
+        shard.situation()
         return shard
 
     @staticmethod
     def files(shard: Shard) -> list[str]:
-        training = shard.state.records.pinning.training
+        training = shard.dataset.pinning.training
         assert training is not None
         return [path for path, _ in training.files]
 
     def test_the_dataset_is_pinned_to_what_it_was_trained_on(self, shard: Shard) -> None:
-        assert tokenizer.is_wanted(shard.state)
+        assert tokenizer.task_of(shard.dataset)
         job = shard.job("tokenizer", tokenizer.SUBJECT)
         shard.hear(job.subject, {"kind": "progress", "percent": 40})
         shard.hear(job.subject, {"kind": "progress", "reading": "a.parquet", "bytes": 5})
@@ -276,7 +278,7 @@ class TestTokenizer:
         assert effects == ["WritePin", "dataset_pinned"]
         trained_on = shard.data.pin().tokenizer_trained_on
         assert [path for path, _ in trained_on or ()] == self.files(shard)
-        assert not tokenizer.is_wanted(shard.state)
+        assert not tokenizer.task_of(shard.dataset)
 
     def test_files_that_do_not_decode_or_changed_are_passed_over_and_it_is_trained_again(
         self, shard: Shard
@@ -285,11 +287,11 @@ class TestTokenizer:
         file = next(iter(job.facts.files))
         flaw = {"file": file, "reason": "page_corrupt", "detail": "", "row_group": 1, "column": "text"}
         assert shard.done(job.subject, bad=[flaw]) == []
-        assert list(shard.state.records.convicted) == [self.files(shard)[0]]
-        shard.state.records.convicted.clear()
+        assert list(shard.dataset.convicted) == [self.files(shard)[0]]
+        shard.dataset.convicted.clear()
         job = shard.job("tokenizer", tokenizer.SUBJECT)
         assert shard.done(job.subject, changed=[file]) == ["Dispute", "start over"]
-        assert shard.state.records.pinning.pin is None
+        assert shard.dataset.pinning.pin is None
 
     def test_a_file_that_left_meanwhile_pins_nothing(self, shard: Shard) -> None:
         job = shard.job("tokenizer", tokenizer.SUBJECT)
@@ -301,7 +303,7 @@ class TestTokenizer:
     ) -> None:
         shard.job("tokenizer", tokenizer.SUBJECT)
         assert shard.end(tokenizer.SUBJECT, Outcome("killed", "why")) == ["tokenizer_failed"]
-        assert shard.state.retries.not_before[tokenizer.SUBJECT] < math.inf
+        assert shard.dataset.retries.not_before[tokenizer.SUBJECT] < math.inf
         shard.job("tokenizer", tokenizer.SUBJECT)
         with pytest.raises(DataError):
             shard.end(tokenizer.SUBJECT, Outcome("again", "why", code=DataError.exit_code))
@@ -310,36 +312,39 @@ class TestTokenizer:
 class TestRecordActions:
     def test_a_new_receipt_begins_a_record_and_other_content_starts_one_over(self, shard: Shard) -> None:
         shard.receipt()
-        assert shard.apply(take(shard.state, Action("restart", "a"))) == ["write seen"]
+        assert shard.apply(take(shard.dataset, Action("restart", "a"))) == ["write seen"]
         shard.receipt(sha256="f" * 64)
-        shard.state.records.convicted["a"] = Finding("page_corrupt")
-        assert shard.apply(take(shard.state, Action("restart", "a"))) == ["start over"]
-        assert shard.on_disk().sha256 == "f" * 64 and not shard.state.records.convicted
+        shard.dataset.convicted["a"] = Finding("page_corrupt")
+        assert shard.apply(take(shard.dataset, Action("restart", "a"))) == ["start over"]
+        assert shard.on_disk().sha256 == "f" * 64 and not shard.dataset.convicted
 
     def test_the_set_of_a_content_that_was_replaced_stays_under_another_name(self, shard: Shard) -> None:
         proven = shard.source(state="proven")
         shard.receipt(sha256="f" * 64)
         effects = ["write proven", "source_changed_after_build", "start over"]
-        assert shard.apply(take(shard.state, Action("replace", "a"))) == effects
-        (former,) = shard.state.sources.formers
+        assert shard.apply(take(shard.dataset, Action("replace", "a"))) == effects
+        (former,) = shard.dataset.sources.formers
         assert shard.on_disk(former).key == proven.key
         assert shard.on_disk().formers == ((proven.sha256, proven.size),)
 
     def test_a_duplicates_own_file_goes(self, shard: Shard) -> None:
         source = shard.source(state="staged")
-        assert shard.apply(take(shard.state, Action("duplicate", "a", "b"))) == [
+        assert shard.apply(take(shard.dataset, Action("duplicate", "a", "b"))) == [
             "write duplicate",
             "source_duplicate",
         ]
-        assert list(shard.state.hot.litter) == [shard.state.parquet(source)]
+        assert list(shard.state.hot.litter) == [shard.dataset.parquet(source)]
 
     def test_what_cannot_be_had_is_quarantined_with_a_finding(self, shard: Shard) -> None:
         shard.receipt(state="given_up")
-        assert shard.apply(take(shard.state, Action("give_up", "a"))) == ["write quarantined", "OpenFinding"]
+        assert shard.apply(take(shard.dataset, Action("give_up", "a"))) == [
+            "write quarantined",
+            "OpenFinding",
+        ]
         assert shard.data.reasons()["a"]["reason"] == "download_failed"
         assert shard.events.words == ["source_quarantined"]
         shard.source("b", "seen", former="x")
-        assert shard.apply(take(shard.state, Action("give_up_content", "b"))) == [
+        assert shard.apply(take(shard.dataset, Action("give_up_content", "b"))) == [
             "write quarantined",
             "content_gone",
         ]
@@ -351,4 +356,4 @@ def test_what_the_schedule_begins_is_a_job_with_the_disk_it_is_meant_for(shard: 
     assert [disk["device"] for disk in task["disks"]] == [7]
     assert task["sets"][0]["key"] == shard.on_disk().key
     shard.job("prove", work=SourceWork())
-    assert shard.state.doing("prove") == ["a"] and not shard.state.is_idle()
+    assert shard.dataset.doing("prove") == ["a"] and not shard.state.is_idle()

@@ -40,7 +40,7 @@ RAW = {"reason": "why", "bytes": 5, "cached": False}
 
 
 def key_of(shard: Shard) -> str:
-    return shard.state.key(shard.state.sources["a"])
+    return shard.dataset.key(shard.dataset.sources["a"])
 
 
 def moved(shard: Shard, kind: str, status: str, **result: Any) -> list[str]:
@@ -76,10 +76,10 @@ class TestMoves:
     def test_a_copy_known_to_be_wrong_is_made_again_over_the_wrong_one(self, warm_shard: Shard) -> None:
         source = warm_shard.source(**WARM_ONLY)
         moved(warm_shard, "hydrate", "bad_source")
-        assert warm_shard.state.records.rotten == {source.key}
+        assert warm_shard.dataset.rotten == {source.key}
         warm_shard.source(state="proven")
         moved(warm_shard, "sync", "copied")
-        assert not warm_shard.state.records.rotten
+        assert not warm_shard.dataset.rotten
 
     def test_what_fails_waits_with_all_that_goes_the_same_way_and_its_end_is_told(
         self, warm_shard: Shard, clock: Clock
@@ -87,10 +87,10 @@ class TestMoves:
         warm_shard.source(state="proven")
         warm_shard.job("sync")
         assert warm_shard.end("a", Outcome("again", "EIO")) == ["alert sync_failed"]
-        assert warm_shard.state.pauses.until("sync", warm_shard.state) > clock.now
-        assert warm_shard.state.pauses.until("hydrate", warm_shard.state) <= clock.now
+        assert warm_shard.state.pauses.until("sync") > clock.now
+        assert warm_shard.state.pauses.until("hydrate") <= clock.now
         moved(warm_shard, "sync", "copied")
-        assert warm_shard.state.pauses.until("sync", warm_shard.state) <= clock.now
+        assert warm_shard.state.pauses.until("sync") <= clock.now
         assert warm_shard.events.words == ["sync_failed", "moves_resumed", "shard_set_synced"]
 
     def test_a_copy_that_broke_off_leaves_nothing_on_hot(self, warm_shard: Shard) -> None:
@@ -107,7 +107,7 @@ class TestMoves:
         warm_shard.source(**(WARM_ONLY if kind == "hydrate" else {"state": "proven"}))
         warm_shard.job(kind)
         assert warm_shard.end("a", Outcome("disk_full", "ENOSPC")) == []
-        assert list(warm_shard.state.pauses.reasons(warm_shard.state)) == [f"disk_{place}"]
+        assert list(warm_shard.state.pauses.reasons()) == [f"disk_{place}"]
 
     def test_a_copy_that_only_the_page_cache_shows_is_doubted_some_times(self, warm_shard: Shard) -> None:
         warm_shard.source(**WARM_ONLY)
@@ -130,7 +130,7 @@ class TestMoves:
 
     def test_a_set_stays_hot_where_its_copy_cannot_be_read_now(self, warm_shard: Shard) -> None:
         warm_shard.source(**LEAVING)
-        assert warm_shard.apply(take(warm_shard.state, Action("keep_hot", "a"))) == [
+        assert warm_shard.apply(take(warm_shard.dataset, Action("keep_hot", "a"))) == [
             "write synced",
             "eviction_cancelled",
         ]
@@ -156,7 +156,7 @@ class TestRecall:
         assert warm_shard.done(proofs=[{"verdict": verdict, **about}]) == effects
         source = warm_shard.on_disk()
         assert (source.state, source.evicted, source.on_warm) == (state, state == "synced", state == "synced")
-        assert (key in warm_shard.state.records.rotten) == (verdict == "invalid")
+        assert (key in warm_shard.dataset.rotten) == (verdict == "invalid")
 
     def test_a_content_has_one_owner(self, warm_shard: Shard) -> None:
         warm_shard.source()
@@ -193,7 +193,7 @@ class TestLook:
 
     def test_only_what_was_so_when_the_look_began_is_held_against_it(self, shard: Shard) -> None:
         shard.state.hot.look_soon()
-        shard.state.hot.question(shard.state.sources)
+        shard.state.hot.question(shard.dataset.sources)
         shard.source(state="proven")
         nothing = dict.fromkeys(("parquet", "building", "published", "temporaries", "trash"), ())
         shard.hear("/hot-lister", {"kind": "seen", **nothing, "building_bytes": {}, "partial": {}})
@@ -256,14 +256,14 @@ class TestLook:
         warm = warm_shard.state.warm
         assert warm is not None
         clock.now += 60
-        warm_shard.apply(disks.tend(warm_shard.state))
+        warm_shard.apply(disks.tend(warm_shard.dataset))
         assert "look" in warm_shard.sent("/warm-lister")[-1]
         clock.now += disks.ANSWERS_WITHIN_S + 1
         assert not warm.is_known
-        assert "alert warm_unavailable" in warm_shard.apply(disks.tend(warm_shard.state))
+        assert "alert warm_unavailable" in warm_shard.apply(disks.tend(warm_shard.dataset))
 
     def test_a_lister_that_ended_is_started_again(self, shard: Shard, clock: Clock) -> None:
         shard.end("/hot-lister", Outcome("killed", "by hand"))
-        assert shard.apply(disks.tend(shard.state)) == []
+        assert shard.apply(disks.tend(shard.dataset)) == []
         clock.now += 60
-        assert shard.apply(disks.tend(shard.state)) == ["begin list"]
+        assert shard.apply(disks.tend(shard.dataset)) == ["begin list"]

@@ -8,7 +8,8 @@ from stoker.corpus.records.receipts import Listing
 from stoker.corpus.schedule.outcome import Kind, Outcome
 from stoker.store.errors import UnavailableError
 from stokerd.sharding import loop
-from stokerd.sharding.activities.base import TRIES_ONCE, BuildWork
+from stokerd.sharding.activities.base import TRIES_ONCE
+from stokerd.sharding.work import BuildWork
 from support.shard_state import MakeShard, Shard
 from unit.test_shard_build_ends import EASY
 
@@ -21,13 +22,14 @@ def shard(make_shard: MakeShard) -> Shard:
     for path, state in (("a", "building"), ("b", "released")):
         shard.source(path, state)  # type: ignore[arg-type]
         shard.receipt(path)
-    shard.state.records.pinning.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
+    shard.dataset.pinning.listing = Listing("prose", (("a", 1 << 20), ("b", 1 << 20)), True, "")
     shard.look()
     return shard
 
 
 def is_over(shard: Shard) -> bool:
-    return loop.is_over(shard.state, shard.state.situation())
+    shard.dataset.situation = shard.situation()
+    return loop.is_over(shard.state)
 
 
 def fail(shard: Shard, kind: Kind, times: int) -> None:

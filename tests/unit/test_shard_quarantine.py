@@ -32,11 +32,11 @@ def shard(shard: Shard) -> Shard:
 
 
 def act(shard: Shard) -> list[str]:
-    return shard.apply(quarantine.act(shard.state))
+    return shard.apply(quarantine.act(shard.dataset))
 
 
 def name_of(shard: Shard) -> str:
-    return shard.state.records.quarantine.kept[0].name
+    return shard.state.quarantine.kept[0].name
 
 
 def put(shard: Shard, path: str, size: int = 10, **body: Any) -> str:
@@ -70,7 +70,7 @@ class TestLook:
     def test_a_file_that_came_after_all_is_a_release_too(self, shard: Shard) -> None:
         shard.source(state="quarantined", reason="download_failed")
         effects = ["source_released_from_quarantine", "mark released", "start over"]
-        assert shard.apply(take(shard.state, Action("restart", "a"))) == effects
+        assert shard.apply(take(shard.dataset, Action("restart", "a"))) == effects
         assert act(shard) == []
 
     @pytest.mark.parametrize(
@@ -130,26 +130,26 @@ class TestLook:
         assert shard.on_disk().reason == "released from quarantine: by hand, without a check"
 
     def test_one_is_looked_at_at_a_time_and_none_while_hot_is_away(self, shard: Shard) -> None:
-        assert next_look(shard.state) is None, "it was looked at when it came"
+        assert next_look(shard.dataset) is None, "it was looked at when it came"
         shard.ask(RELEASE, name=name_of(shard))
-        assert next_look(shard.state) is not None
+        assert next_look(shard.dataset) is not None
         shard.job("revalidate", SUBJECT)
-        assert next_look(shard.state) is None
+        assert next_look(shard.dataset) is None
         shard.end(SUBJECT, Outcome("killed"))
         shard.ask(RELEASE, name=name_of(shard))
         shard.state.hot.lost("gone")
-        assert next_look(shard.state) is None
+        assert next_look(shard.dataset) is None
 
     def test_the_clock_has_files_looked_at_again(self, make_shard: MakeShard) -> None:
         shard = make_shard(quarantine={"revalidate": "1h"})
         shard.look()
         shard.source(state="quarantined", reason="page_corrupt")
         kept = shard.finding()
-        assert next_look(shard.state) is None
+        assert next_look(shard.dataset) is None
         hours_ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 7200))
         mark(shard.layout.quarantine / kept.name, time=hours_ago)
         kept = shard.kept(kept.name)
-        assert next_look(shard.state) == (kept, False)
+        assert next_look(shard.dataset) == (kept, False)
 
 
 class TestRequests:
@@ -241,7 +241,7 @@ class TestBudget:
             name = put(shard, path)
             times = {"a": "2020-01-01", "b": "2021-01-01", "c": "2022-01-01"}
             mark(shard.layout.quarantine / name, time=f"{times[path]}T00:00:00Z")
-        shard.state.records.quarantine.read_soon()
+        shard.state.quarantine.read_soon()
         assert act(shard) == ["DropFinding", "DropFinding"]
         assert act(shard) == []
 
@@ -265,7 +265,7 @@ class TestBudget:
         name = name_of(shard)
         (shard.layout.quarantine / name / "reason.json").unlink()
         (shard.layout.quarantine / name).rmdir()
-        shard.state.records.quarantine.read_soon()
+        shard.state.quarantine.read_soon()
         assert act(shard) == ["start over"]
         assert shard.on_disk().state == "seen"
         assert act(shard) == []

@@ -11,7 +11,7 @@ from support.shard_state import MakeShard, Shard
 
 def line_up(shard: Shard) -> list[str]:
     shard.start()
-    return shard.apply(bring_in_line(shard.state))
+    return shard.apply(bring_in_line(shard.dataset))
 
 
 def test_where_nothing_changed_nothing_is_written(shard: Shard) -> None:
@@ -64,5 +64,5 @@ def test_a_damaged_record_is_set_aside_and_the_others_go_on(shard: Shard) -> Non
     shard.source("b", "proven")
     shard.layout.source("prose", "a").write_bytes(b"{")
     shard.start()
-    assert list(shard.state.sources) == ["b"]
+    assert list(shard.dataset.sources) == ["b"]
     assert shard.events.words[-1] == "record_damaged"

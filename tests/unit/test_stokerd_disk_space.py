@@ -16,7 +16,9 @@ from stoker.corpus.schedule.state import Action, Limits, Room
 from stoker.corpus.staging.disk_contents import FILES_BYTES, parquet_name
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
-from stokerd.sharding.activities import build
+from stokerd.sharding import growth
+from stokerd.sharding.placement import choose
+from stokerd.sharding.situation import rooms
 from support.shard_state import MIB, MakeShard, Shard
 
 FLOOR = 200 * MIB
@@ -35,34 +37,34 @@ class Growing:
 
     def begins(self) -> int:
         self.shard.job("build")
-        self.shard.state.space.refresh(self.shard.state)
+        self.shard.state.claim_space()
         return int(self.shard.pool.tasks["a"]["room"])
 
     def asks(self, written: int, needed: int, *, free: int = 400 * MIB) -> int:
         """What it is told, once hot was measured."""
         message = {"kind": "room", "written": written - FILES_BYTES, "needed": needed - FILES_BYTES}
         self.shard.hear("a", message)
-        assert self.shard.apply(build.answer_growth(self.shard.state)) == [], (
-            "not by a measure from before it asked"
-        )
+        assert (
+            self.shard.apply(growth.answer_growth(self.shard.dataset, self.shard.state.claim_space)) == []
+        ), "not by a measure from before it asked"
         self.measured(free)
-        self.shard.apply(build.answer_growth(self.shard.state))
+        self.shard.apply(growth.answer_growth(self.shard.dataset, self.shard.state.claim_space))
         return int(self.shard.sent("a")[-1]["room"])
 
     def measured(self, free: int) -> None:
         self.shard.measure(free=free)
-        self.shard.state.space.refresh(self.shard.state)
+        self.shard.state.claim_space()
 
     def ends(self) -> list[str]:
         said = self.shard.end("a", Outcome("outgrown", "no room", {"status": "outgrown"}))
-        self.shard.state.space.refresh(self.shard.state)
+        self.shard.state.claim_space()
         return said
 
     def may_begin(self, free: int) -> bool:
         """Whether its build may begin with so much of hot free."""
         self.measured(free)
-        self.shard.state.placement.choose(self.shard.state)
-        return Action("build", "a") in decide(self.shard.state.situation(), time.monotonic())
+        self.shard.dataset.placement.wants = choose(self.shard.dataset)
+        return Action("build", "a") in decide(self.shard.situation(), time.monotonic())
 
     @property
     def claimed(self) -> int:
@@ -97,9 +99,9 @@ def test_a_build_that_is_set_back_claims_nothing_until_there_is_more_room(growin
     assert growing.claimed < 2 * MIB
     assert not growing.may_begin(FLOOR + 75 * MIB), "the same would happen again"
     growing.shard.source("b", "building")
-    order = buildable(replace(growing.shard.state.situation(), limits=MANY), time.monotonic())
+    order = buildable(replace(growing.shard.situation(), limits=MANY), time.monotonic())
     assert order == ["b", "a"], "it keeps nobody waiting"
-    growing.shard.state.records.drop("b")
+    growing.shard.dataset.drop("b")
     assert growing.may_begin(FLOOR + 95 * MIB)
     assert growing.begins() > 85 * MIB
     assert growing.claimed > 85 * MIB
@@ -109,11 +111,11 @@ def test_a_file_whose_set_hot_could_never_hold_is_found_too_large_with_its_figur
     growing.begins()
     assert growing.asks(590 * MIB, 600 * MIB, free=FLOOR + 2 * MIB) == 0
     assert growing.ends() == [], "the event comes once the file is in quarantine"
-    finding = growing.shard.state.records.convicted["a"]
+    finding = growing.shard.dataset.convicted["a"]
     assert finding.reason == EXCEEDS_DISK
     assert finding.figures["needed_bytes"] >= 600 * MIB
     assert finding.figures["room_bytes"] == 1000 * MIB - FLOOR - MIB, "all but the floor and the file itself"
-    assert not growing.shard.state.space.outgrown
+    assert not growing.shard.dataset.needs.outgrown
 
 
 class TestLandingOnHot:
@@ -129,10 +131,10 @@ class TestLandingOnHot:
 
     @staticmethod
     def room(shard: Shard, *, linked: bool = True) -> Room:
-        shard.state.is_linked = linked
+        shard.dataset.needs.is_linked = linked
         shard.measure(free=100 * MIB)
-        shard.state.space.refresh(shard.state)
-        return shard.state.space.rooms(shard.state, frozenset(), 0)["stage"]
+        shard.state.claim_space()
+        return rooms(shard.dataset, frozenset())["stage"]
 
     @staticmethod
     def claim(shard: Shard, daemon: str, purpose: Any, size: int) -> None:
@@ -179,7 +181,7 @@ class TestClaims:
 
     @staticmethod
     def claimed(shard: Shard) -> dict[str, int]:
-        shard.state.space.refresh(shard.state)
+        shard.state.claim_space()
         return {claim.purpose: claim.bytes for claim in read_claims(shard.layout, STAGE_SHARD)}
 
     def test_what_is_under_way_is_claimed_and_what_is_built_of_it_is_not(self, make_shard: MakeShard) -> None:
@@ -187,7 +189,7 @@ class TestClaims:
         shard.pin()
         shard.look()
         source = shard.source(state="building", size=8 * MIB)
-        whole = shard.state.space.estimate.built(source)
+        whole = shard.dataset.needs.estimate.built(source)
         assert self.claimed(shard) == {"sets": whole}
         shard.state.hot.building_bytes[source.key16] = whole // 2
         assert whole // 2 <= self.claimed(shard)["sets"] <= whole * 5 // 8
@@ -203,7 +205,7 @@ class TestClaims:
         shard.job("stage")
         shard.state.hot.partial = {parquet_name(source): copied}
         assert self.claimed(shard).get("staging") == claimed
-        shard.state.is_linked = True
+        shard.dataset.needs.is_linked = True
         assert "staging" not in self.claimed(shard), "a link takes no room"
 
     def test_a_set_on_its_way_is_claimed_where_it_comes(self, make_shard: MakeShard) -> None:
@@ -211,7 +213,9 @@ class TestClaims:
         shard.look()
         shard.source(state="proven")
         shard.job("hydrate")
-        assert self.claimed(shard) == {"sets": shard.state.space.estimate.published(shard.state.sources["a"])}
+        assert self.claimed(shard) == {
+            "sets": shard.dataset.needs.estimate.published(shard.dataset.sources["a"])
+        }
 
     def test_before_there_is_a_tokenizer_one_set_is_reckoned_with_not_all(
         self, make_shard: MakeShard
@@ -219,7 +223,7 @@ class TestClaims:
         shard = make_shard(stage=STAGE)
         shard.look()
         sources = [shard.source(path, "staged") for path in "abc"]
-        alone = shard.state.space.estimate.built(sources[0])
+        alone = shard.dataset.needs.estimate.built(sources[0])
         assert self.claimed(shard) == {"sets": alone}
         shard.pin()
         assert self.claimed(shard) == {"sets": 3 * alone}

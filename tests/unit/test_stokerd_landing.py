@@ -28,9 +28,10 @@ class Landing:
 
     def turn(self, **changes: Any) -> Demand:
         """The demand after one turn of the loop."""
-        state = self.shard.state
-        situation = replace(state.situation(), **{"published": frozenset(), "uncertain": False, **changes})
-        self.shard.apply(keep_demand(state, situation))
+        situation = replace(
+            self.shard.situation(), **{"published": frozenset(), "uncertain": False, **changes}
+        )
+        self.shard.apply(keep_demand(self.shard.dataset, situation))
         return read_demand(self.shard.layout, "prose")
 
     def unneeded(self, path: str, owner: str = "") -> dict[str, Unneeded]:
@@ -102,6 +103,5 @@ def test_a_duplicates_file_goes_when_only_the_owners_record_changes(landing: Lan
 
 def test_the_demand_is_durable_before_the_event_that_speaks_of_it(landing: Landing) -> None:
     landing.put("a", "seen", "released")
-    state = landing.shard.state
-    effects = keep_demand(state, state.situation())
+    effects = keep_demand(landing.shard.dataset, landing.shard.situation())
     assert landing.shard.apply(effects) == ["SetDemand", "source_wanted_again"]

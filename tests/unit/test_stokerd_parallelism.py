@@ -10,8 +10,8 @@ from stoker.corpus.records.sources import Source, SourceState
 from stoker.corpus.staging.disk_contents import Seen, look_at, parquet_name, reconcile_hot
 from stoker.observe.machine import MemoryFacts, Pressure, PressureGauge
 from stoker.store.layout import HotLayout
-from stokerd.sharding.activities.base import BuildWork
-from stokerd.sharding.limits import LOOK_EVERY_S, Parallelism
+from stokerd.sharding.parallelism import LOOK_EVERY_S, Parallelism
+from stokerd.sharding.work import BuildWork
 from support.shard_state import Clock, MakeShard
 
 CALM = Pressure(cpus=4, idle_cpus=2.0)
@@ -39,7 +39,7 @@ class Loop:
         for number in range(4):
             self.shard.source(f"b{number}", "building")
             self.shard.job("build", f"b{number}", BuildWork())
-        self.state.pauses.memory.facts = MemoryFacts(1 << 40)
+        self.state.memory.facts = MemoryFacts(1 << 40)
         self.parallelism = Parallelism(self.shard.context, self.state, self.machine)
 
     def look(self, times: int) -> None:
@@ -49,7 +49,7 @@ class Loop:
 
     @property
     def limits(self) -> tuple[int, int]:
-        return self.state.limits.builders, self.state.limits.stagers
+        return self.shard.dataset.limits.builders, self.shard.dataset.limits.stagers
 
 
 def test_a_number_that_changes_is_told_with_its_reason_and_shown(make_shard: MakeShard, clock: Clock) -> None:
@@ -77,7 +77,7 @@ def test_a_start_takes_every_cpu_that_memory_allows(make_shard: MakeShard, clock
     loop = Loop(make_shard, clock, workers="auto", copies="auto")
     soft = loop.shard.pipeline.shard.memory.soft
     for headroom, builders in ((1 << 40, 4), (2 * soft, 2), (0, 1)):
-        loop.state.pauses.memory.facts = MemoryFacts(headroom)
+        loop.state.memory.facts = MemoryFacts(headroom)
         Parallelism(loop.shard.context, loop.state, loop.machine)
         assert loop.limits[0] == builders
 

@@ -14,8 +14,8 @@ from stoker.kit.workers.pool import Job
 from stoker.observe.ledger import LOOK_S
 from stoker.store.errors import StorageError, UnavailableError
 from stokerd.sharding.activities import ACTIVITIES
-from stokerd.sharding.activities.base import SourceWork
-from stokerd.sharding.limits import ONCE_WAITS_S
+from stokerd.sharding.pauses import ONCE_WAITS_S
+from stokerd.sharding.work import SourceWork
 from support.shard_state import MIB, Clock, MakeShard, ScriptedWorker, Shard
 
 AWAY = Outcome("done", result={"status": "unavailable", "reason": "mount it"})
@@ -26,14 +26,14 @@ def find_full(shard: Shard, kind: str = "build", path: str = "0.parquet") -> Non
     """A worker found its disk full, and it was measured since."""
     place = "warm" if kind == "sync" else "hot"
     job: Job[Any] = Job(ACTIVITIES[kind], path, cast(Worker, ScriptedWorker()), SourceWork())
-    shard.state.pauses.disk_full(shard.state, job, "ENOSPC")
+    shard.state.pauses.disk_full(job, "ENOSPC")
     for disk in shard.state.disks:
         disk.measure_soon()
     shard.measure(place, free=0)
 
 
 def waits(shard: Shard, kind: str = "build") -> bool:
-    return shard.state.pauses.until(kind, shard.state) == math.inf
+    return shard.state.pauses.until(kind) == math.inf
 
 
 class TestFullDisk:
@@ -50,7 +50,7 @@ class TestFullDisk:
         assert waits(shard), "it waits for room, not for time"
         shard.measure(free=500 * MIB)
         assert not waits(shard)
-        shard.state.pauses.disk_works("hot")
+        shard.state.pauses.disk_works("build")
         assert shard.events.words == ["disk_full", "disk_has_room"]
 
     def test_who_finished_in_the_last_free_bytes_does_not_end_the_episode(
@@ -58,7 +58,7 @@ class TestFullDisk:
     ) -> None:
         find_full(shard)
         clock.now += 0.5
-        shard.state.pauses.disk_works("hot")
+        shard.state.pauses.disk_works("build")
         assert shard.events.words == ["disk_full"] and waits(shard)
 
     def test_an_unmeasured_disk_is_not_written_to(self, shard: Shard, clock: Clock) -> None:
@@ -78,7 +78,7 @@ class TestFullDisk:
             for _ in range(int(ONCE_WAITS_S / LOOK_S) + 2):
                 find_full(shard)
                 shard.measure(free=500 * MIB)
-                shard.state.pauses.look(shard.state)
+                shard.state.pauses.look()
                 clock.now += LOOK_S
                 assert not waits(shard), "trying is the only way to know"
 
@@ -90,16 +90,16 @@ class TestFullDisk:
         find_full(shard)
         clock.now += ONCE_WAITS_S + 1
         shard.measure(free=500 * MIB)
-        shard.state.pauses.look(shard.state)
+        shard.state.pauses.look()
 
     def test_once_gives_up_when_no_room_comes(self, make_shard: MakeShard, clock: Clock) -> None:
         shard = make_shard(once=True)
         shard.look()
         find_full(shard)
-        shard.state.pauses.look(shard.state)
+        shard.state.pauses.look()
         clock.now += ONCE_WAITS_S + 1
         with pytest.raises(StorageError, match="hot is full"):
-            shard.state.pauses.look(shard.state)
+            shard.state.pauses.look()
 
 
 class TestSourceAway:
@@ -113,28 +113,28 @@ class TestSourceAway:
         """When staging may go on after a copy that ended so."""
         shard.job("stage", work=SourceWork())
         shard.end("a", outcome)
-        return shard.state.pauses.until("stage", shard.state)
+        return shard.state.pauses.until("stage")
 
     def test_nothing_is_staged_for_a_while_and_it_is_told_once(self, shard: Shard) -> None:
         pauses = shard.state.pauses
-        assert (pauses.until("stage", shard.state), pauses.source_trouble(shard.state)) == (0.0, "")
+        assert (pauses.until("stage"), pauses.source_trouble()) == (0.0, "")
         for outcome in (AWAY, Outcome("silent", "no word"), Outcome("stalled", "no work"), AWAY):
             assert self.stage(shard, outcome) > time.monotonic()
-        assert "mount it" in pauses.source_trouble(shard.state)
+        assert "mount it" in pauses.source_trouble()
         assert self.stage(shard, STAGED) == 0.0
-        assert pauses.source_trouble(shard.state) == ""
+        assert pauses.source_trouble() == ""
         told = [word for word in shard.events.words if "available" in word]
         assert told == ["source_unavailable", "source_available"]
 
     def test_what_hangs_in_the_kernel_keeps_others_from_hanging_there_too(self, shard: Shard) -> None:
         job = shard.job("prove", work=SourceWork())
         job.abandoned = True
-        assert shard.state.pauses.until("stage", shard.state) == 0.0
+        assert shard.state.pauses.until("stage") == 0.0
         shard.source("b")
         job = shard.job("stage", "b", work=SourceWork())
         job.abandoned = True
-        assert shard.state.pauses.until("stage", shard.state) == math.inf
-        assert "hangs" in shard.state.pauses.source_trouble(shard.state)
+        assert shard.state.pauses.until("stage") == math.inf
+        assert "hangs" in shard.state.pauses.source_trouble()
 
     def test_once_gives_up_at_last(self, make_shard: MakeShard, clock: Clock) -> None:
         shard = make_shard(once=True)
@@ -143,4 +143,4 @@ class TestSourceAway:
             for _ in range(9):
                 self.stage(shard, AWAY)
                 clock.now += 5.0
-                shard.state.pauses.look(shard.state)
+                shard.state.pauses.look()

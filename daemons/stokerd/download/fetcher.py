@@ -23,7 +23,7 @@ from stoker.observe.ledger import Claim, write_claims
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import utc_at
-from stokerd.download.state import State, Subject
+from stokerd.download.state import State, Subject, Work
 
 FETCHER = "/fetcher"  # no source's path begins with a slash
 FETCH = Activity("fetch", "stoker.corpus.fetch.fetch_worker", is_memory_bound=True, keep_open=True)
@@ -50,11 +50,12 @@ def most_rss_bytes(files_at_once: int) -> int:
 class Fetcher:
     """The worker, if needed; its files are in the state's `transfers` and `removing`."""
 
-    def __init__(self, context: DaemonContext, pool: WorkerPool[Any], state: State[Any]) -> None:
+    def __init__(self, context: DaemonContext, pool: WorkerPool[Work], state: State[Any]) -> None:
         self._context, self._pool, self._state = context, pool, state
         self._pipeline, self._events = context.pipeline, context.events
         silent_s = max(self._pipeline.download.stall, LEAST_SILENT_S)
         self._fetch = replace(FETCH, silent_s=silent_s)
+        self._work = Work(self._pipeline.dataset.name)
         self._device: int | None = None  # of the landing's disk
         self._busy_at = 0.0
         self._is_leaving = False
@@ -74,7 +75,7 @@ class Fetcher:
                 each.file.startswith(root) and (each.usable or each.state == "releasing")
                 for each in self._state.receipts.values()
             )
-            self._pool.start(self._fetch, FETCHER, self._task(expected=expected), None)
+            self._pool.start(self._fetch, FETCHER, self._task(expected=expected), self._work)
             self._left.clear()
         return FETCHER in self._pool and not self._is_leaving
 

@@ -30,7 +30,7 @@ from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.source import Source, some
-from stokerd.download.state import LISTER
+from stokerd.download.state import LISTER, Work
 
 LOOK_TRIES_ONCE, HASH_TRIES_ONCE = 3, 5
 REST_S = 0.5  # before a look after a change: the folder may change all the time
@@ -43,7 +43,7 @@ class FolderSource(Source[Watched]):
 
     trouble = ""
 
-    def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
+    def __init__(self, context: DaemonContext, pool: WorkerPool[Work]) -> None:
         root = str(context.pipeline.dataset.source.path)
         super().__init__(context, pool, FolderRules(root), shown=root)
         self.settle_s = 0.0 if context.once else self.pipeline.stage.settle
@@ -72,7 +72,7 @@ class FolderSource(Source[Watched]):
                 "owner": self.pipeline.owner,
             }
             lister = Activity("list", source.spec.lister, LIST_SILENT_S, keep_open=True)
-            self.pool.start(lister, LISTER, task, None)
+            self.pool.start(lister, LISTER, task, Work(self.dataset))
             self.is_looking = False
         if self.context.once and not self.is_confirmed and super().is_drained():
             self.look_due = now
@@ -80,7 +80,7 @@ class FolderSource(Source[Watched]):
             self.is_looking, self.found = True, {}
             self.pool[LISTER].worker.send({"look": 1})
 
-    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Work], message: Mapping[str, Any]) -> None:
         now = time.monotonic()
         match message["kind"]:
             case "files":
@@ -164,14 +164,15 @@ class FolderSource(Source[Watched]):
             return
         for watched in state.work.next(slots, lambda path: state.may_begin(path, now)):
             file = watched.file
-            self.pool.start(self.hash, file.path, file.hash_task(self.shown), file)
+            self.pool.start(self.hash, file.path, file.hash_task(self.shown), Work(self.dataset, file))
             state.transfers.add(file.path, file.size, None)
 
-    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
+    def ended(self, job: Job[Work], ended: WorkerExit) -> None:
         if job.subject == LISTER:
             self._lister_ended(ended)
             return
-        file: FileSeen = job.facts
+        file = job.facts.file
+        assert file is not None  # set where its hashing begins
         result, retries = ended.result or {}, self.state.retries
         self.is_confirmed = False
         if result.get("status") == "hashed":

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.corpus.fetch.decide import Change, accepted, disputed
-from stoker.corpus.records.receipts import Demand, demand_reader
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.metrics import Figure
 from stoker.kit.workers.pool import WorkerPool
@@ -25,7 +24,7 @@ from stokerd.common.loop import NO_DATA, RequestBox, repeat
 from stokerd.common.observer import Observer
 from stokerd.download.fetcher import FETCH, most_rss_bytes
 from stokerd.download.source import Source
-from stokerd.download.state import TRY_CLASSES
+from stokerd.download.state import TRY_CLASSES, Work
 
 LONGEST_WAIT_S = 5.0
 REASONS = ("disk", "source", "state", "server")
@@ -75,19 +74,23 @@ class DownloadWatch:
     def __init__(self, context: DaemonContext) -> None:
         self.context, self.layout = context, context.layout
         pipeline = context.pipeline
-        self.pool = WorkerPool[Any](
+        self.pool = WorkerPool[Work](
             f"{self.layout.state}:{DOWNLOAD_WATCHDOG}",
             context.waiter,
             most_rss_bytes=most_rss_bytes(pipeline.download.files_at_once),
         )
         self.requests = RequestBox(self.layout, DOWNLOAD_WATCHDOG, context.events)
         kind = pkgutil.resolve_name(pipeline.dataset.source.spec.source)
-        self.source: Source[Any] = kind(context, self.pool)
+        self.datasets: dict[str, Source[Any]] = {pipeline.dataset.name: kind(context, self.pool)}
         self.handlers = dict.fromkeys(("dispute", "accept", "fetch"), self.answer)
         self.progress, self.observer = ProgressTeller(context, download_parts), Observer(context)
         context.metrics.show(FIGURES, {"by_state": dict.fromkeys(self.source.counts())})
-        self.demand = demand_reader(self.layout, pipeline.dataset.name)
-        self.reconciled = (Demand(), -1, False)  # the last demand, `changes` and `seen` compared
+
+    @property
+    def source(self) -> Source[Any]:
+        """The one dataset: requests are about its paths, status and metrics show it."""
+        (source,) = self.datasets.values()
+        return source
 
     def run(self) -> int:
         unfinished = "not everything is here; start it again to continue"
@@ -106,19 +109,22 @@ class DownloadWatch:
     def cycle(self) -> int | None:
         """Observes, acts, reports, waits, hears; returns the exit code when --once is finished."""
         self.requests.answer(self.handlers)
-        self.reconcile()
-        self.source.look()
-        self.source.bring()
-        self.source.keep_listing()
+        sources = self.datasets.values()
+        for source in sources:
+            self.reconcile(source)
+            source.look()
+            source.bring()
+            source.keep_listing()
         self.show()
-        if self.context.once and self.source.is_drained():
+        if self.context.once and all(source.is_drained() for source in sources):
             return self.end()
         self.wait()
         for job, messages, ended in self.pool.hear():
+            source = self.datasets[job.facts.dataset]
             for message in messages:
-                self.source.hear(job, message)
+                source.hear(job, message)
             if ended is not None:
-                self.source.ended(job, ended)
+                source.ended(job, ended)
         return None
 
     def answer(self, request: Request) -> Mapping[str, Any]:
@@ -136,29 +142,29 @@ class DownloadWatch:
                 change = source.fetched_again(path, sha256, by)
         return source.apply(change)
 
-    def reconcile(self) -> None:
+    def reconcile(self, source: Source[Any]) -> None:
         """Removes files that the stage-shard loop no longer needs, fetches again those it misses.
 
         Skipped while neither its demand nor a receipt changed.
         """
-        source, demand = self.source, self.demand()
-        before, changes, was_seen = self.reconciled
-        if demand is before and (changes, was_seen) == (source.state.changes, source.seen):
+        state, demand = source.state, source.state.demand()
+        before, changes, was_seen = state.reconciled
+        if demand is before and (changes, was_seen) == (state.changes, source.seen):
             return
         for path, unneeded in demand.unneeded.items():
-            self.apply("release", path, unneeded.sha256, source.released(path, unneeded))
+            self.apply(source, "release", path, unneeded.sha256, source.released(path, unneeded))
         for path, sha256 in demand.missed.items():
             if before.missed.get(path) != sha256:
-                source.state.try_again(path)
-            self.apply("fetch", path, sha256, source.fetched_again(path, sha256, STAGE_SHARD))
-        self.reconciled = (demand, source.state.changes, source.seen)
+                state.try_again(path)
+            self.apply(source, "fetch", path, sha256, source.fetched_again(path, sha256, STAGE_SHARD))
+        state.reconciled = (demand, state.changes, source.seen)
 
-    def apply(self, verb: str, path: str, sha256: str, change: Change) -> None:
+    def apply(self, source: Source[Any], verb: str, path: str, sha256: str, change: Change) -> None:
         """Applies a wish of the stage-shard loop; records a refusal once."""
-        self.source.apply(change)
+        source.apply(change)
         # Before the source is listed, Stoker cannot know which files can be fetched.
-        if change.refusal and (verb == "release" or self.source.seen):
-            self.source.warn_once(f"landing_{verb}_refused", path, change.refusal, sha256)
+        if change.refusal and (verb == "release" or source.seen):
+            source.warn_once(f"landing_{verb}_refused", path, change.refusal, sha256)
 
     def show(self) -> None:
         """Shows the status to `stoker status`, the metrics and the terminal."""
@@ -187,7 +193,8 @@ class DownloadWatch:
     def wait(self) -> None:
         """Sleeps until a worker, a request or a signal arrives, or a timer is due."""
         now = time.monotonic()
-        due = min(now + LONGEST_WAIT_S, self.source.next_due(now), self.context.show_due)
+        dues = (source.next_due(now) for source in self.datasets.values())
+        due = min(now + LONGEST_WAIT_S, self.context.show_due, *dues)
         self.pool.wait(max(0.0, due - now))
 
     def end(self) -> int:

@@ -34,7 +34,7 @@ from stoker.kit.workers.pool import Activity, Job, WorkerPool
 from stoker.store.errors import ConfigError, UnavailableError
 from stokerd.download.fetcher import Fetcher, FetchFailures
 from stokerd.download.source import Source, some
-from stokerd.download.state import LISTER
+from stokerd.download.state import LISTER, Work
 
 SHOWN_FILES = 20
 LIST_TRIES_ONCE = 8  # tries with --once while listings fail for a transient reason: a minute or two
@@ -48,7 +48,7 @@ STRETCH_EVERY_S = 2.0
 class RemoteSource(Source[RemoteFile]):
     """The listed files, their receipts, and the one worker that fetches missing files."""
 
-    def __init__(self, context: DaemonContext, pool: WorkerPool[Any]) -> None:
+    def __init__(self, context: DaemonContext, pool: WorkerPool[Work]) -> None:
         self.source, self.root = context.pipeline.dataset.source, str(context.pipeline.source_root)
         self.repo = repo_of(self.source)
         self.rules = RemoteRules(self.root, self.repo)
@@ -83,7 +83,8 @@ class RemoteSource(Source[RemoteFile]):
                 known=self.revision if self.seen else None,
                 settle_s=min(LIST_SETTLES_S, self.pipeline.stage.settle),
             )
-            self.pool.start(Activity("list", self.source.spec.lister, LIST_SILENT_S), LISTER, task, None)
+            lister = Activity("list", self.source.spec.lister, LIST_SILENT_S)
+            self.pool.start(lister, LISTER, task, Work(self.dataset))
         if self.seen and self.is_bounded and now >= self.stretch_due:
             self._select(self.state.work.listed)
 
@@ -188,7 +189,7 @@ class RemoteSource(Source[RemoteFile]):
 
     # Hearing
 
-    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Work], message: Mapping[str, Any]) -> None:
         if job.subject == LISTER:
             if message["kind"] == "files":
                 rows = ((sys.intern(path), *row) for path, *row in message["files"])
@@ -214,7 +215,7 @@ class RemoteSource(Source[RemoteFile]):
             case "not_removed":
                 self.failures.not_removed(said.path, said.reason)
 
-    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
+    def ended(self, job: Job[Work], ended: WorkerExit) -> None:
         if job.subject == LISTER:
             self._listing_ended(ended)
         elif reason := self.fetcher.ended(ended):

@@ -19,7 +19,7 @@ from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Job, WorkerPool
 from stoker.store.errors import DataError
 from stokerd.common.files_list import insist_known, read_files_list
-from stokerd.download.state import State
+from stokerd.download.state import State, Work
 
 LISTING_EVERY_S = 5.0  # between two writes of an incomplete listing
 VANISHED_SHOWN = 20
@@ -32,7 +32,9 @@ class Source(ABC, Generic[L]):
     is that of the listing, `origin` names the source that it revises. `written` is the last written listing.
     """
 
-    def __init__(self, context: DaemonContext, pool: WorkerPool[Any], rules: Rules[L], *, shown: str) -> None:
+    def __init__(
+        self, context: DaemonContext, pool: WorkerPool[Work], rules: Rules[L], *, shown: str
+    ) -> None:
         self.context, self.pool, self.shown = context, pool, shown
         self.pipeline, self.events, self.layout = context.pipeline, context.events, context.layout
         self.dataset = self.pipeline.dataset.name
@@ -68,11 +70,11 @@ class Source(ABC, Generic[L]):
         """Gives waiting files to workers."""
 
     @abstractmethod
-    def hear(self, job: Job[Any], message: Mapping[str, Any]) -> None:
+    def hear(self, job: Job[Work], message: Mapping[str, Any]) -> None:
         """Handles a message of one of its workers."""
 
     @abstractmethod
-    def ended(self, job: Job[Any], ended: WorkerExit) -> None:
+    def ended(self, job: Job[Work], ended: WorkerExit) -> None:
         """Handles the end of one of its workers."""
 
     @abstractmethod

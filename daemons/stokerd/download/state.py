@@ -12,9 +12,10 @@ from typing import Any, Generic, Literal
 from stoker.corpus.fetch.decide import Said
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
-from stoker.corpus.records.receipts import Receipt, ReceiptState
+from stoker.corpus.records.receipts import Demand, Receipt, ReceiptState, demand_reader
 from stoker.corpus.records.record_dir import each_record
 from stoker.corpus.records.worklist import L, Rules, Worklist
+from stoker.corpus.source.folder import FileSeen
 from stoker.kit.daemon import DaemonContext
 from stoker.kit.events import Alerts, Events
 from stoker.kit.loop import Retries
@@ -27,6 +28,14 @@ FILE_OVER_S, ALL_OVER_S = 30.0, 60.0  # the rates of a file and of all files are
 # The source cannot be listed; it refuses its files; the landing cannot be used; its disk fails or is full;
 # a file cannot be removed; every file waits for its next try.
 Subject = Literal["listing", "access", "landing", "disk", "removal", "server"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker works for: a dataset, and the file of a folder that it hashes."""
+
+    dataset: str
+    file: FileSeen | None = None
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,8 @@ class State(Generic[L]):
         self.failed_tries = Counter(dict.fromkeys(TRY_CLASSES, 0))
         self.progress_at = 0.0
         directory, dataset = context.layout.receipts, context.pipeline.dataset.name
+        self.demand = demand_reader(context.layout, dataset)
+        self.reconciled = (Demand(), -1, False)  # the last demand, `changes` and `seen` compared
         for _, receipt in each_record(directory, dataset, Receipt.from_record, context.set_aside):
             self._enter(receipt)
 

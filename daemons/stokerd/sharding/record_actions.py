@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.receipts import Receipt
-from stoker.corpus.records.sources import (
-    DOWNLOAD_FAILED,
-    PUBLISHED,
-    SOURCE_ROTTEN,
-    TERMINAL,
-    Source,
-)
+from stoker.corpus.records.sources import DOWNLOAD_FAILED, PUBLISHED, SOURCE_ROTTEN, TERMINAL, Source
 from stoker.corpus.schedule.decide import demand_of
 from stoker.corpus.schedule.state import Action, Situation
 from stoker.shards.format.pinned import filters_asked
 from stoker.store.layout import record_name
+from stokerd.sharding.activities import ACTIVITIES
 from stokerd.sharding.activities.moves import keep_hot
 from stokerd.sharding.activities.quarantine import mark_released
+from stokerd.sharding.dataset import DatasetState
 from stokerd.sharding.effects import Effect, Forget, OpenFinding, SetDemand, StartOver, Write, event
-
-if TYPE_CHECKING:
-    from stokerd.sharding.state import State
 
 LEAST_MISSED = 16  # named at once, to keep ahead of the builders as stage.queue_files does
 NO_FILE = "its shard set is gone, and no file has this content any more"
@@ -36,21 +28,21 @@ _NOTHING_COMES = {
 }
 
 
-def take(state: State, action: Action) -> Iterator[Effect]:
+def take(dataset: DatasetState, action: Action) -> Iterator[Effect]:
     """Yields the effects of one action of the schedule."""
-    path, source = action.path, state.sources.get(action.path)
-    if action.kind in state.activities:
-        yield from state.start(action.kind, path)
+    path, source = action.path, dataset.sources.get(action.path)
+    if action.kind in ACTIVITIES:
+        yield from ACTIVITIES[action.kind].begin(dataset, path)
     elif action.kind == "give_up":
-        yield from _give_up(state, state.records.receipts[path])
+        yield from _give_up(dataset, dataset.receipts[path])
     elif action.kind == "restart" or source is None:
-        yield from _restart(state, path)
+        yield from _restart(dataset, path)
     elif action.kind == "replace":
-        yield from _keep_former(state, source)
-        yield from _restart(state, path)
+        yield from _keep_former(dataset, source)
+        yield from _restart(dataset, path)
     elif action.kind == "release":  # a crash before the removal: the next start finds the file left over
         yield Write(source.moved("released"))
-        state.discard_parquet(source)
+        dataset.discard_parquet(source)
         yield event("source_released", path=path)
     elif action.kind == "give_up_content":
         yield Write(source.moved("quarantined", reason="content_gone"))
@@ -58,32 +50,32 @@ def take(state: State, action: Action) -> Iterator[Effect]:
     elif action.kind == "duplicate":
         yield Write(source.moved("duplicate", reason=f"same content as {action.of}"))
         if source.state in ("staged", "building"):
-            state.discard_parquet(source)
-        state.discard_build(source)  # begun before the set's owner was known
+            dataset.discard_parquet(source)
+        dataset.discard_build(source)  # begun before the set's owner was known
         yield event("source_duplicate", path=path, of=action.of)
     elif action.kind == "keep_hot":
         yield from keep_hot(source, "the warm disk is away")
 
 
-def _restart(state: State, path: str) -> Iterator[Effect]:
-    source, receipt = state.sources.get(path), state.records.receipts[path]
+def _restart(dataset: DatasetState, path: str) -> Iterator[Effect]:
+    source, receipt = dataset.sources.get(path), dataset.receipts[path]
     if source is None:
-        yield Write(Source(state.records.dataset, path, receipt.size, receipt.sha256))
+        yield Write(Source(dataset.name, path, receipt.size, receipt.sha256))
         return
-    state.discard_build(source)
-    state.records.convicted.pop(path, None)
-    state.retries.succeeded(path)
+    dataset.discard_build(source)
+    dataset.convicted.pop(path, None)
+    dataset.retries.succeeded(path)
     changed = source.sha256 != receipt.sha256
     reason = "its content changed" if changed else "the shard set of its content is gone"
     if source.never_came:
         reason = "its file came after all"
-        for kept in state.records.quarantine.kept:
+        for kept in dataset.machine.quarantine.kept:
             if kept.path == path and not kept.released:
                 yield from mark_released(kept, reason)
     yield StartOver(source, reason, size=receipt.size, sha256=receipt.sha256)
 
 
-def _keep_former(state: State, source: Source) -> Iterator[Effect]:
+def _keep_former(dataset: DatasetState, source: Source) -> Iterator[Effect]:
     """Keeps the proven set of a content that its file no longer has, in a record of its own.
 
     The new record is written first: after a crash here, the change is still visible and the same record is
@@ -95,34 +87,33 @@ def _keep_former(state: State, source: Source) -> Iterator[Effect]:
         "source_changed_after_build",
         path=source.path,
         former=name,
-        sha256=state.records.receipts[source.path].sha256,
+        sha256=dataset.receipts[source.path].sha256,
         reason=f"its shard set stays, as that of {name}; the new content is built beside it. "
         "To have the new one alone raise dataset.version",
     )
 
 
-def _give_up(state: State, receipt: Receipt) -> Iterator[Effect]:
+def _give_up(dataset: DatasetState, receipt: Receipt) -> Iterator[Effect]:
     """Quarantines the source of a file that could not be fetched or is rotten; all other work continues.
 
     No file can be set aside: only the finding is written, for people to see and to release.
     """
-    dataset, path = receipt.dataset, receipt.path
-    source = state.sources.get(path) or Source(dataset, path, receipt.size, receipt.sha256)
+    path = receipt.path
+    source = dataset.sources.get(path) or Source(dataset.name, path, receipt.size, receipt.sha256)
     reason = SOURCE_ROTTEN if receipt.rotten else DOWNLOAD_FAILED
     yield Write(source.moved("quarantined", reason=reason, column=None))
     finding = Finding(reason, _NOTHING_COMES[reason])
     body = {"path": path, "sha256": source.sha256, **finding.fields()}
-    yield OpenFinding(record_name(dataset, path), body)
+    yield OpenFinding(record_name(dataset.name, path), body)
 
 
-def keep_demand(state: State, situation: Situation) -> Iterator[Effect]:
+def keep_demand(dataset: DatasetState, situation: Situation) -> Iterator[Effect]:
     """Writes the demand if it changed."""
-    records = state.records
-    most_missed = max(LEAST_MISSED, state.pipeline.stage.queue_files)
-    before, demand = records.demand, demand_of(situation, records.demandable, most_missed=most_missed)
+    most_missed = max(LEAST_MISSED, dataset.pipeline.stage.queue_files)
+    before, demand = dataset.demand, demand_of(situation, dataset.demandable, most_missed=most_missed)
     if demand == before:
         return
-    yield SetDemand(demand)
+    yield SetDemand(dataset.name, demand)
     for path in sorted({*demand.missed} - {*before.missed}):
         reason = "its shard set is to be made again, and its file was removed after the last time"
         yield event("source_wanted_again", path=path, reason=reason)
@@ -131,35 +122,35 @@ def keep_demand(state: State, situation: Situation) -> Iterator[Effect]:
 # At the start
 
 
-def bring_in_line(state: State) -> Iterator[Effect]:
+def bring_in_line(dataset: DatasetState) -> Iterator[Effect]:
     """Brings the records in line with the configuration."""
-    yield from _begin_new_version(state)
-    yield from _restore_formers(state)
-    yield from _release_for_other_columns(state)
-    if state.warm is None:
-        yield from _forget_copies(state)
+    yield from _begin_new_version(dataset)
+    yield from _restore_formers(dataset)
+    yield from _release_for_other_columns(dataset)
+    if dataset.warm is None:
+        yield from _forget_copies(dataset)
 
 
-def _begin_new_version(state: State) -> Iterator[Effect]:
+def _begin_new_version(dataset: DatasetState) -> Iterator[Effect]:
     """Starts every source over when dataset.version was raised: the existing sets belong to another build."""
-    pinning = state.records.pinning
+    pinning = dataset.pinning
     if pinning.earlier is None or pinning.pin is not None:
         return
-    for source in list(state.sources.values()):
+    for source in list(dataset.sources.values()):
         if source.former is not None:  # a former content has no file to build from
             yield Forget(source)
         elif not source.never_came and (source.state in TERMINAL or source.state == "building"):
-            state.discard_build(source)
+            dataset.discard_build(source)
             yield StartOver(replace(source, formers=()), "new dataset version")
 
 
-def _restore_formers(state: State) -> Iterator[Effect]:
+def _restore_formers(dataset: DatasetState) -> Iterator[Effect]:
     """Brings the records of former contents in line with those of the files.
 
     A change interrupted between its two records is undone; a lost record of a former content is made
     again, and its shard set is found by its key.
     """
-    sources = state.sources
+    sources = dataset.sources
     for former in [sources[path] for path in sources.formers]:
         origin = sources.get(str(former.former))
         states = {former.state} if origin is None else {former.state, origin.state}
@@ -173,17 +164,17 @@ def _restore_formers(state: State) -> Iterator[Effect]:
                 yield Write(replace(lost, path=lost.former_path, former=source.path))
 
 
-def _release_for_other_columns(state: State) -> Iterator[Effect]:
+def _release_for_other_columns(dataset: DatasetState) -> Iterator[Effect]:
     """Starts over sources quarantined for a column that the configuration no longer reads."""
-    read = {state.pipeline.dataset.column, *filters_asked(state.pipeline).columns()}
-    for source in state.sources.in_state("quarantined"):
+    read = {dataset.pipeline.dataset.column, *filters_asked(dataset.pipeline).columns()}
+    for source in dataset.sources.in_state("quarantined"):
         if source.column is not None and source.column not in read:
             yield StartOver(source, f"it was quarantined for column {source.column!r}, which is not read now")
 
 
-def _forget_copies(state: State) -> Iterator[Effect]:
+def _forget_copies(dataset: DatasetState) -> Iterator[Effect]:
     """Drops the copies when warm is no longer configured: sets that were only there are made again."""
-    copied = [source for source in state.sources.values() if source.on_warm]
+    copied = [source for source in dataset.sources.values() if source.on_warm]
     for source in copied:
         if source.evicted:
             yield StartOver(source, "its shard set was on warm only, and no warm is configured now")

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from stoker.config.schema import Filters
 from stoker.corpus.quarantine.directory import KINDS
@@ -22,21 +22,18 @@ from stoker.observe.progress import ProgressTeller, Rate, shard_parts
 from stoker.store.layout import STAGE_SHARD
 from stokerd.common.observer import Observer
 from stokerd.sharding.activities import ACTIVITIES
-from stokerd.sharding.activities.build import BUILD
-from stokerd.sharding.activities.disks import Disk
 from stokerd.sharding.activities.moves import MOVES
 from stokerd.sharding.activities.quarantine import VERDICTS
 from stokerd.sharding.activities.tokenizer import SUBJECT as TOKENIZER
-
-if TYPE_CHECKING:
-    from stokerd.sharding.state import State
+from stokerd.sharding.dataset import DatasetState
+from stokerd.sharding.state import State
 
 RATE_OVER_S, PACE_OVER_S = 30.0, 60.0
 MOST_NAMED = 8  # sets being brought back
 REASONS = ("memory", "disk_hot", "disk_warm", "disk_state")
 
 SPLIT = {"split": ("train", "val")}
-KIND = {"kind": KINDS}
+KIND, VERDICT = {"kind": KINDS}, {"verdict": VERDICTS}
 PLACE = {"place": ("hot", "warm", "evicted")}
 DISK: Mapping[str, Sequence[str]] = {"disk": ()}  # hot, warm where there is one, state
 ACTIVITY = {"activity": tuple(ACTIVITIES)}
@@ -96,9 +93,7 @@ FIGURES = (
     ),
     Figure("quarantine_files", "Things kept in quarantine.", "quarantine.files.*", KIND),
     Figure("quarantine_bytes", "Bytes kept in quarantine.", "quarantine.bytes.*", KIND),
-    Figure(
-        "quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", {"verdict": VERDICTS}
-    ),
+    Figure("quarantine_looks_total", "Quarantined files seen again.", "quarantine.looks.*", VERDICT),
     Figure("quarantine_dropped_total", "Items deleted from quarantine.", "quarantine.dropped.*", KIND),
     Figure("worker_ends_total", "Ends of workers and of their tasks.", "ends.*.*", ENDS),
     Figure("workers_recycled_total", "Builders ended at a commit point for their size.", "recycled"),
@@ -125,14 +120,16 @@ class Status:
 
     def show(self, state: State) -> None:
         """Writes the status, which the metrics are read from, and feeds the service manager's watchdog."""
-        if state.sources.changes != self._shown_changes:
-            self._shown_changes, state.progress.at = state.sources.changes, time.time()
+        dataset = state.dataset
+        if dataset.sources.changes != self._shown_changes:
+            self._shown_changes, state.progress.at = dataset.sources.changes, time.time()
         status = {
-            **_records(state),
+            **_records(dataset),
             **self._pace(state),
-            **_disks(state),
+            "sets": _sets(dataset),
+            "disks": _disks(state),
             **_machine(state),
-            **_landing(state),
+            **_landing(dataset),
             **self._config,
             "quarantine": _quarantine(state),
         }
@@ -144,8 +141,8 @@ class Status:
 
     def _workers(self, state: State, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the daemon and its workers hold and use, and the largest worker of each kind."""
-        builders = dict.fromkeys(state.pool.running(BUILD.module), BUILDER)
-        seen, largest = self._observer.look(builders, status=status), dict.fromkeys(state.activities, 0)
+        builders = dict.fromkeys(state.pool.running(ACTIVITIES["build"].module), BUILDER)
+        seen, largest = self._observer.look(builders, status=status), dict.fromkeys(ACTIVITIES, 0)
         for job in state.pool.jobs:
             rss_bytes = self._observer.totals.rss_bytes.get(job.worker.pid, 0)
             largest[job.kind] = max(largest.get(job.kind, 0), rss_bytes)
@@ -157,10 +154,11 @@ class Status:
 
         A build in progress counts by its tokens, in proportion to the files built before.
         """
-        sources, pin, now = state.sources, state.records.pinning.pin, time.monotonic()
-        sums = sources.sums
+        dataset, now = state.dataset, time.monotonic()
+        sources, sums, pin = dataset.sources, dataset.sources.sums, dataset.pinning.pin
         aside = len(sources.formers) + len(sources.imported)
-        done, measured, builds = sum(sums.bytes[each] for each in TERMINAL), sums.measured, state.builds()
+        done, measured = sum(sums.bytes[each] for each in TERMINAL), sums.measured
+        builds = dataset.jobs("build")
         for job in builds if measured.tokens else ():
             part = (job.facts.tokens or 0) * measured.parquet_bytes / measured.tokens
             done += min(int(part), sources[job.subject].size)
@@ -181,11 +179,11 @@ class Status:
         }
 
 
-def _records(state: State) -> dict[str, Any]:
-    pin, sums = state.records.pinning.pin, state.sources.sums
+def _records(dataset: DatasetState) -> dict[str, Any]:
+    pin, sums = dataset.pinning.pin, dataset.sources.sums
     part = {} if pin is None or not pin.limit else {"files": len(pin.listing), "limit": dict(pin.limit)}
     return {
-        "dataset": state.records.dataset,
+        "dataset": dataset.name,
         "build_id": None if pin is None else pin.build_id,
         "complete": pin is not None and pin.complete,
         "slice": part or None,
@@ -197,35 +195,28 @@ def _records(state: State) -> dict[str, Any]:
     }
 
 
-def _disks(state: State) -> dict[str, Any]:
-    sums, wants = state.sources.sums, state.placement.wants
+def _sets(dataset: DatasetState) -> dict[str, Any]:
+    sums, wants = dataset.sources.sums, dataset.placement.wants
     amounts = {"hot": sums.hot, "warm": sums.warm, "evicted": sums.evicted}
     by_place = {place: amount.sets for place, amount in amounts.items()}
-    token_bytes = state.space.estimate.token_bytes
+    token_bytes = dataset.needs.estimate.token_bytes
     return {
-        "sets": {
-            **by_place,
-            "by_place": by_place,
-            "bytes": {place: amount_bytes(amount, token_bytes) for place, amount in amounts.items()},
-            "waiting_for_sync": len(state.sources.unsynced) if state.warm is not None else 0,
-            "wanted_cold": wants.cold,
-            "bringing_back": sorted(state.doing("hydrate"))[:MOST_NAMED],
-        },
-        "disks": {**{disk.place: _disk(state, disk) for disk in state.disks}, "state": _state_disk(state)},
-        "waits_for_room": state.space.short.get("hot", ""),
-        "moved_bytes": {move: state.progress.moved_bytes[move] for move in MOVES},
+        **by_place,
+        "by_place": by_place,
+        "bytes": {place: amount_bytes(amount, token_bytes) for place, amount in amounts.items()},
+        "waiting_for_sync": len(dataset.sources.unsynced) if dataset.warm is not None else 0,
+        "wanted_cold": wants.cold,
+        "bringing_back": sorted(dataset.doing("hydrate"))[:MOST_NAMED],
     }
 
 
-def _disk(state: State, disk: Disk) -> dict[str, Any]:
-    return {"trouble": disk.trouble, "up": disk.is_known, **_size(state, disk.size)}
-
-
-def _state_disk(state: State) -> dict[str, Any]:
-    size = None
+def _disks(state: State) -> dict[str, Any]:
+    size, disks = None, {disk.place: {"trouble": disk.trouble, "up": disk.is_known} for disk in state.disks}
     with contextlib.suppress(OSError):
         size, _ = measure(state.context.layout.state)
-    return {"up": size is not None, **_size(state, size)}
+    sizes = {**{disk.place: disk.size for disk in state.disks}, "state": size}
+    disks["state"] = {"up": size is not None}
+    return {place: {**disks[place], **_size(state, size)} for place, size in sizes.items()}
 
 
 def _size(state: State, size: DiskSize | None) -> dict[str, Any]:
@@ -238,37 +229,38 @@ def _size(state: State, size: DiskSize | None) -> dict[str, Any]:
 
 def _machine(state: State) -> dict[str, Any]:
     """Returns the waits, memory, and the present and allowed numbers of workers."""
-    reasons, ends = state.pauses.reasons(state), state.progress.ends
+    reasons, ends, limits = state.pauses.reasons(), state.progress.ends, state.dataset.limits
     working = Counter(state.pool.busy.values())
     training = state.pool[TOKENIZER].facts if TOKENIZER in state.pool else None
     return {
+        "waits_for_room": state.space.short.get("hot", ""),
+        "moved_bytes": {move: state.progress.moved_bytes[move] for move in MOVES},
         "paused": reasons,
         "is_paused": {reason: reason in reasons for reason in REASONS},
-        "is_staging_paused": bool(state.pauses.source_trouble(state)),
-        "memory": state.pauses.memory.shown(),
+        "is_staging_paused": bool(state.pauses.source_trouble()),
+        "memory": state.memory.shown(),
         "workers": {kind: count for kind, count in sorted(working.items()) if kind != "list"},
-        "at_work": {kind: working[kind] for kind in state.activities},
+        "at_work": {kind: working[kind] for kind in ACTIVITIES},
         "tokenizer_percent": getattr(training, "percent", None),
         "stuck": {job.name: job.worker.pid for job in state.pool.jobs if job.abandoned},
         "ends": {kind: dict(counts) for kind, counts in ends.items()},
         "recycled": sum(counts["recycled"] for counts in ends.values()),
-        "parallelism": {"builders": state.limits.builders, "copies": state.limits.stagers},
+        "parallelism": {"builders": limits.builders, "copies": limits.stagers},
     }
 
 
-def _landing(state: State) -> dict[str, Any]:
+def _landing(dataset: DatasetState) -> dict[str, Any]:
     """Returns the files to remove from the landing; empty for a folder source: none of its are removed."""
-    records = state.records
-    if not records.is_fetched:
+    if not dataset.is_fetched:
         return {}
-    found = ((path, records.receipts.get(path)) for path in records.demandable)
+    found = ((path, dataset.receipts.get(path)) for path in dataset.demandable)
     here = (path for path, receipt in found if receipt is not None and receipt.usable)
-    asked = {"release": len(records.demand.unneeded), "fetch": len(records.demand.missed)}
-    return {"landing": {"unneeded_bytes": sum(state.sources[path].size for path in here), "asked": asked}}
+    asked = {"release": len(dataset.demand.unneeded), "fetch": len(dataset.demand.missed)}
+    return {"landing": {"unneeded_bytes": sum(dataset.sources[path].size for path in here), "asked": asked}}
 
 
 def _quarantine(state: State) -> dict[str, Any]:
-    kept, progress = [one for one in state.records.quarantine.kept if one.things], state.progress
+    kept, progress = [one for one in state.quarantine.kept if one.things], state.progress
     return {
         "files": {kind: sum(one.kind == kind for one in kept) for kind in KINDS},
         "bytes": {kind: sum(one.bytes for one in kept if one.kind == kind) for kind in KINDS},
@@ -280,12 +272,12 @@ def _quarantine(state: State) -> dict[str, Any]:
 def _standing(state: State) -> str:
     """Returns in one phrase why some of the work is stopped."""
     pauses = state.pauses
-    words = [f"paused ({reason}): {why}" for reason, why in pauses.reasons(state).items()]
+    words = [f"paused ({reason}): {why}" for reason, why in pauses.reasons().items()]
     stuck = (job for job in state.pool.jobs if job.abandoned)
     words += [f"{job.name} hangs in the kernel (pid {job.worker.pid})" for job in stuck]
     warm = "" if state.warm is None else state.warm.trouble
     short = state.space.short
-    rest = (pauses.source_trouble(state), short.get("hot"), warm, short.get("warm"))
+    rest = (pauses.source_trouble(), short.get("hot"), warm, short.get("warm"))
     return "; ".join(words) or next(filter(None, rest), "")
 
 

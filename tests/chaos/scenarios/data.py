@@ -77,7 +77,7 @@ def reference(data: DataPipeline, built: list[Source]) -> dict[str, dict[str, by
     """The sets as the build worker makes them in peace, last file first, in batches of 61 rows."""
     apart, shard = data.home / "reference", Shard(data)
     for source in reversed(built):
-        shard.state.records.put(replace(source, state="building"))
+        shard.dataset.put(replace(source, state="building"))
         task = shard.task("build", source.path)
         del task["room"]  # it may take all it needs
         key16 = Path(task["target"]).name

@@ -5,101 +5,62 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from stoker.corpus.quarantine.directory import (
-    DROP,
-    RELEASE,
-    Kept,
-    drops,
-    due,
-    findings,
-    read_quarantine,
-    refusal,
-)
+from stoker.corpus.quarantine.directory import DROP, RELEASE, Kept, drops, due, findings, refusal
 from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.workers.pool import Job
 from stoker.shards.audit.recheck import GONE, MODULE, recheck_task
-from stoker.store.layout import DOWNLOAD_WATCHDOG, StateLayout
+from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import utc_now
 from stoker.store.requests import Request, file_request
-from stokerd.sharding.activities.base import ShardActivity, Work, dispute, marks
+from stokerd.sharding.activities.base import ShardActivity, dispute
+from stokerd.sharding.dataset import DatasetState
+from stokerd.sharding.disk import marks
 from stokerd.sharding.effects import Answer, Begin, DropFinding, Effect, MarkFinding, StartOver, Write, event
+from stokerd.sharding.work import Work
 
-if TYPE_CHECKING:
-    from stokerd.sharding.state import State
-
-VERBS = (RELEASE, DROP)
 SUBJECT = "/revalidate"  # of the job; never a source's path
-READ_EVERY_S, YOUNG_S = 60.0, 2.0
 # An end without a result that speaks of the file keeps its conviction; other ends speak of the machine.
 STATUS = {"bad": "bad", "changed": "changed", "died": "bad", "over_memory": "bad"}
 BUILT = {*PUBLISHED, "duplicate"}
 VERDICTS = ("good", "bad", "changed", "gone", "unreadable")
 
 
-class QuarantineState:
-    """`kept` is everything in quarantine, newest first."""
-
-    def __init__(self, layout: StateLayout) -> None:
-        self._directory = layout.quarantine
-        self._read_due = self._stamp = 0.0
-        self.kept: tuple[Kept, ...] = ()
-
-    def read_soon(self) -> None:
-        self._read_due = 0.0
-
-    def read(self) -> None:
-        """Reads the directory if its time stamp changed, else every READ_EVERY_S for inner changes.
-
-        A young time stamp may hide an entry that was made within the resolution of the clock.
-        """
-        now, stamp = time.monotonic(), 0.0
-        if self._directory.exists():  # created with the first entry
-            stamp = self._directory.stat().st_mtime
-        if stamp != self._stamp or abs(time.time() - stamp) < YOUNG_S or now >= self._read_due:
-            self._stamp, self._read_due = stamp, now + READ_EVERY_S
-            self.kept = read_quarantine(self._directory)
-
-    def named(self, request: Request) -> Kept | None:
-        """Returns the quarantine entry that a request names."""
-        return next((kept for kept in self.kept if kept.name == request.args.get("name")), None)
-
-
-def act(state: State) -> Iterator[Effect]:
+def act(dataset: DatasetState) -> Iterator[Effect]:
     """Answers requests, restarts sources without a finding, and enforces the budget."""
-    quarantine = state.records.quarantine
+    quarantine = dataset.machine.quarantine
     quarantine.read()
-    yield from _restart_without_finding(state)
-    yield from _release_replaced(state)
-    for request in state.records.asked(*VERBS):
+    yield from _restart_without_finding(dataset)
+    yield from _release_replaced(dataset)
+    for request in dataset.machine.inbox.asked(RELEASE, DROP):
         if request.verb == DROP:
-            yield from _drop(state, request)
-        elif (answer := _release(state, request)) is not None:
+            yield from _drop(dataset, request)
+        elif (answer := _release(dataset, request)) is not None:
             yield Answer(request, answer)
     quarantine.read()  # without the entries just dropped
-    budget = state.pipeline.quarantine
-    busy = {*state.doing("quarantine"), *_under_recheck(state)}
+    budget = dataset.pipeline.quarantine
+    busy = {*dataset.doing("quarantine"), *_under_recheck(dataset)}
     limits = {"keep_files": budget.keep_files, "keep_bytes": budget.keep_bytes}
-    for kept, why in list(drops(quarantine.kept, state.sources, **limits, busy=busy)):
+    for kept, why in list(drops(quarantine.kept, dataset.sources, **limits, busy=busy)):
         yield DropFinding(kept, why)
 
 
-def _restart_without_finding(state: State) -> Iterator[Effect]:
+def _restart_without_finding(dataset: DatasetState) -> Iterator[Effect]:
     """Starts over sources whose finding an operator removed: the loop judges them again."""
-    known = findings(state.records.quarantine.kept)
-    for source in state.sources.in_state("quarantined"):
+    known = findings(dataset.machine.quarantine.kept)
+    for source in dataset.sources.in_state("quarantined"):
         if source.has_file and (source.path, source.sha256) not in known:
             yield StartOver(source, "what was found against it is gone from quarantine", "warning")
 
 
-def _release_replaced(state: State) -> Iterator[Effect]:
+def _release_replaced(dataset: DatasetState) -> Iterator[Effect]:
     """Ends findings against a content that its file no longer has, once the new content is built."""
-    for kept in findings(state.records.quarantine.kept).values():
-        source = state.sources.get(kept.path)
+    for kept in findings(dataset.machine.quarantine.kept).values():
+        source = dataset.sources.get(kept.path)
         if source is not None and source.sha256 != kept.sha256 and source.state in BUILT:
             yield from mark_released(kept, "its file has other content now, which is built")
 
@@ -113,32 +74,32 @@ def mark_released(kept: Kept, why: str) -> Iterator[Effect]:
 # Requests
 
 
-def _release(state: State, request: Request) -> Mapping[str, Any] | None:
+def _release(dataset: DatasetState, request: Request) -> Mapping[str, Any] | None:
     """Returns the answer to a release request; None while it needs a recheck first."""
-    kept = state.records.quarantine.named(request)
+    kept = dataset.machine.quarantine.named(request)
     if kept is None:
         return {"refused": f"nothing in quarantine is called {request.args.get('name')}"}
     if kept.released is not None:
         return {"released": kept.path, "why": kept.released.get("why"), "already": True}
-    source = state.sources.get(kept.path)
+    source = dataset.sources.get(kept.path)
     if (no := refusal(kept, source)) is not None:
         return {"refused": no}
     if (request.condition or {}).get("sha256", kept.sha256) != kept.sha256:
         return {"refused": f"{kept.path} is not the file that was meant: its sha256 is {kept.sha256[:16]}"}
     if source is not None and source.never_came:
-        file_request(state.context.layout, DOWNLOAD_WATCHDOG, "fetch", {"path": kept.path, "sha256": None})
+        file_request(dataset.context.layout, DOWNLOAD_WATCHDOG, "fetch", {"path": kept.path, "sha256": None})
         return {"fetching": kept.path, "why": "the download watchdog is asked to fetch it; then it is built"}
     return None
 
 
-def _drop(state: State, request: Request) -> Iterator[Effect]:
-    quarantine = state.records.quarantine
+def _drop(dataset: DatasetState, request: Request) -> Iterator[Effect]:
+    quarantine = dataset.machine.quarantine
     name, kept = str(request.args.get("name")), quarantine.named(request)
     if kept is None:
         yield Answer(request, {"dropped": name, "bytes": 0})
     elif kept.kind == "checkpoint":
         yield Answer(request, {"refused": "quarantined checkpoints are the train supervisor's to drop"})
-    elif kept.path not in _under_recheck(state):
+    elif kept.path not in _under_recheck(dataset):
         reason_too = request.args.get("reason_too") is True
         if kept.things or reason_too:
             yield DropFinding(kept, f"asked for by {request.by}", reason_too)
@@ -149,17 +110,17 @@ def _drop(state: State, request: Request) -> Iterator[Effect]:
 # Recheck
 
 
-def next_look(state: State) -> tuple[Kept, bool] | None:
+def next_look(dataset: DatasetState) -> tuple[Kept, bool] | None:
     """Returns the entry to recheck now, and whether to release it without reading its file."""
-    quarantine = state.records.quarantine
-    if SUBJECT in state.pool or not state.hot.is_known:
+    quarantine = dataset.machine.quarantine
+    if SUBJECT in dataset.pool or not dataset.hot.is_known:
         return None
-    for request in state.records.asked(RELEASE):
-        if (kept := quarantine.named(request)) is not None and _release(state, request) is None:
+    for request in dataset.machine.inbox.asked(RELEASE):
+        if (kept := quarantine.named(request)) is not None and _release(dataset, request) is None:
             return kept, request.args.get("force") is True
-    every, sources = state.pipeline.quarantine.revalidate, state.sources.in_state("quarantined")
+    every, sources = dataset.pipeline.quarantine.revalidate, dataset.sources.in_state("quarantined")
     waiting = due(quarantine.kept, sources, now=time.time(), every=every)
-    return next(((kept, False) for kept in waiting if state.retries.allows(f"{SUBJECT} {kept.name}")), None)
+    return next(((kept, False) for kept in waiting if dataset.retries.allows(f"{SUBJECT} {kept.name}")), None)
 
 
 @dataclass(kw_only=True)
@@ -171,47 +132,47 @@ class RecheckWork(Work):
     is_forced: bool
 
 
-def _under_recheck(state: State) -> list[str]:
+def _under_recheck(dataset: DatasetState) -> list[str]:
     """Returns the path whose quarantined file is being read."""
-    jobs = (cast(Job[RecheckWork], job) for job in state.pool.jobs if job.kind == RECHECK.kind)
+    jobs = (cast(Job[RecheckWork], job) for job in dataset.pool.jobs if job.kind == RECHECK.kind)
     return [job.facts.kept.path for job in jobs]
 
 
-def _begin(state: State, _subject: str) -> Iterator[Effect]:
+def _begin(dataset: DatasetState, _subject: str) -> Iterator[Effect]:
     """Rechecks the next file that is due or requested."""
-    if (found := next_look(state)) is not None:
+    if (found := next_look(dataset)) is not None:
         kept, is_forced = found
-        source, receipt = state.sources[kept.path], state.records.receipts.get(kept.path)
+        source, receipt = dataset.sources[kept.path], dataset.receipts.get(kept.path)
         task = {
-            **recheck_task(state.pipeline, kept, source, receipt),
-            "target": str(state.pipeline.hot_layout.parquet / parquet_name(source)),
+            **recheck_task(dataset.pipeline, kept, source, receipt),
+            "target": str(dataset.pipeline.hot_layout.parquet / parquet_name(source)),
             "decode": not is_forced,
-            "disks": marks(state.hot),
+            "disks": marks(dataset.hot),
         }
         work = RecheckWork(kept=kept, source=source, is_forced=is_forced)
-        yield Begin(RECHECK, SUBJECT, task, work)
+        yield Begin(dataset.name, RECHECK, SUBJECT, task, work)
 
 
-def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
+def _on_end(dataset: DatasetState, job: Job[RecheckWork], outcome: Outcome) -> Iterator[Effect]:
     """Applies the verdict of a recheck and answers its requests."""
     work = job.facts
-    state.records.quarantine.read_soon()
-    kept, source = work.kept, state.sources.get(work.kept.path)
+    dataset.machine.quarantine.read_soon()
+    kept, source = work.kept, dataset.sources.get(work.kept.path)
     if source is None or source != work.source:
         return  # the source started over meanwhile: the look read other content
     verdict = STATUS.get(outcome.kind, outcome.result.get("status", ""))
-    state.progress.looks[verdict if verdict in VERDICTS else "unreadable"] += 1
+    dataset.progress.looks[verdict if verdict in VERDICTS else "unreadable"] += 1
     if verdict in ("good", "bad", "gone"):
-        state.retries.succeeded(f"{SUBJECT} {kept.name}")
+        dataset.retries.succeeded(f"{SUBJECT} {kept.name}")
     match verdict:
         case "good":
             why = "by hand, without a check" if work.is_forced else "it decodes and hashes well now"
             reason = f"released from quarantine: {why}"
-            state.records.convicted.pop(source.path, None)
-            state.retries.succeeded(source.path)
+            dataset.convicted.pop(source.path, None)
+            dataset.retries.succeeded(source.path)
             yield Write(source.renewed(size=source.size, sha256=source.sha256, reason=reason))
             yield from mark_released(kept, why)
-            yield from _answer(state, kept, {"released": kept.path, "why": why})
+            yield from _answer(dataset, kept, {"released": kept.path, "why": why})
         case "bad" | "gone":
             words = str(Finding.of(outcome.result)) if outcome.result else f"{outcome.kind}: {outcome.reason}"
             words = GONE if verdict == "gone" else words
@@ -219,27 +180,22 @@ def _on_end(state: State, job: Job[RecheckWork], outcome: Outcome) -> Iterator[E
             yield MarkFinding(kept.name, {"revalidated": utc_now(), "revalidations": times})
             about = {"path": kept.path, "folder": kept.name, "reason": words}
             yield event("quarantine_revalidated", **about, times=times)
-            yield from _refuse(state, kept, words, finding=True)
+            yield from _answer(dataset, kept, {"refused": words, "finding": True, "again": False})
         case "changed":
             words = "its file differs from what its receipt says: it is hashed again"
-            yield from _refuse(state, kept, words)
-            yield from dispute(state, source)
+            yield from _answer(dataset, kept, {"refused": words, "finding": False, "again": False})
+            yield from dispute(dataset, source)
         case _:
-            wait_s = round(state.retries.failed(f"{SUBJECT} {kept.name}"), 1)
+            wait_s = round(dataset.retries.failed(f"{SUBJECT} {kept.name}"), 1)
             about = {"path": kept.path, "reason": outcome.reason}
             yield event("revalidate_failed", **about, retry_in_s=wait_s)
-            yield from _refuse(state, kept, f"it cannot be read now: {outcome.reason}", again=True)
+            words = f"it cannot be read now: {outcome.reason}"
+            yield from _answer(dataset, kept, {"refused": words, "finding": False, "again": True})
 
 
-def _refuse(
-    state: State, kept: Kept, words: str, *, finding: bool = False, again: bool = False
-) -> Iterator[Effect]:
-    yield from _answer(state, kept, {"refused": words, "finding": finding, "again": again})
-
-
-def _answer(state: State, kept: Kept, answer: Mapping[str, Any]) -> Iterator[Effect]:
+def _answer(dataset: DatasetState, kept: Kept, answer: Mapping[str, Any]) -> Iterator[Effect]:
     """Answers the requests to release this entry."""
-    for request in state.records.asked(RELEASE):
+    for request in dataset.machine.inbox.asked(RELEASE):
         if request.args.get("name") == kept.name:
             yield Answer(request, answer)
 
@@ -249,6 +205,6 @@ RECHECK = ShardActivity(
     module=MODULE,
     is_memory_bound=True,  # as a builder: a file that needs more memory could not be built either
     begin=_begin,
-    due=lambda _state: (SUBJECT,),
+    due=lambda _dataset: (SUBJECT,),
     on_end=_on_end,
 )
