@@ -13,7 +13,7 @@ from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.checkpoints.quarantine import drop_over_budget, quarantine_checkpoint, quarantined
 from stoker.checkpoints.retention import (
-    Found,
+    CheckpointEntry,
     RetentionPolicy,
     abandoned,
     candidates,
@@ -29,9 +29,9 @@ from support.checkpoint_data import seal
 HISTORY = [(2, None), (1, 500), (0, 300)]
 
 
-def found(step: int, timeline: int | None) -> Found:
+def found(step: int, timeline: int | None) -> CheckpointEntry:
     body = None if timeline is None else CheckpointBody(step, 0, (0, 0), timeline, "", {}, {})
-    return Found(Path(f"step-{step:09d}"), step, body)
+    return CheckpointEntry(Path(f"step-{step:09d}"), step, body)
 
 
 def names(directory: Path) -> list[str]:

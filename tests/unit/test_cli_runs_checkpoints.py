@@ -57,7 +57,7 @@ def test_each_launch_has_a_line_the_running_one_too(
         note_end(paper.run.runs, one)
     account = Goodput(0.0, totals={**Goodput(0.0).totals, "steps": 60.0, "redone": 50.0, "load": 20.0})
     running = LaunchEnd("l3", 0, 80, begin, 85)
-    books = {"v": 1, "account": account.body(), "launch": running.body(), "before": {}}
+    books = {"v": 1, "account": vars(account), "launch": running.body(), "before": {}}
     write_record(paper.run.goodput, books)
     paper.status["body"] = {"launch": "l3"}
     summary, goodput, _, *rows = ask(paper, capsys, "runs")

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.checkpoints.external.heard import Bounds
+from stoker.checkpoints.external.step_reports import Bounds
 from stoker.kit.process import ProcessId
 from stoker.store.record import read_record
 from stoker.supervise.actions import Job
 from stoker.supervise.health.liveness import Stillness
-from stoker.supervise.health.trainer_protocol import Told, TrainerView
+from stoker.supervise.health.trainer_protocol import CheckpointNotice, TrainerView
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
@@ -83,12 +83,12 @@ def test_a_word_is_kept_until_its_own_answer_comes_though_the_path_is_told_again
         body = read_record(run.layout.told)
         return body["told"], body["at"]
 
-    def tell(*told: Told) -> None:
+    def tell(*told: CheckpointNotice) -> None:
         run.told += told
         list(WATCH.due(run))
 
-    tell(Told("ckpt.pt", 15, 1.0))
-    tell(Told("ckpt.pt", 20, 2.0), Told("best.pt", 18, 1.5))
+    tell(CheckpointNotice("ckpt.pt", 15, 1.0))
+    tell(CheckpointNotice("ckpt.pt", 20, 2.0), CheckpointNotice("best.pt", 18, 1.5))
     WATCH.on_message(run, Job("watch"), {"kind": "taken", "told": ["ckpt.pt", 15, 1.0]})
     assert kept() == ([["ckpt.pt", 20], ["best.pt", 18]], [2.0, 1.5])
     run.slices.clear()  # a restart

@@ -19,10 +19,10 @@ from stoker.supervise.health.evidence import Evidence
 from stoker.supervise.health.exits import Exit, ExitClass, GuardedEnd
 from stoker.supervise.health.liveness import StepTimes, Stillness
 from stoker.supervise.health.trainer_protocol import TrainerView
+from stoker.supervise.observation import AskedRollback, Observation
 from stoker.supervise.policy import Facts, Response, Tried
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.run.launch_record import Launch
-from stoker.supervise.seen import AskedRollback, Seen
 from stoker.supervise.state import Phase, RunState, read_state
 from stoker.supervise.trainer import Trainer
 
@@ -52,7 +52,7 @@ def quiet(seconds: float, still_s: float = 0.0, **changes: Any) -> Trainer:
     return trainer(view=view, stillness=Stillness(NOW, NOW - still_s), **changes)
 
 
-def decided(run: RunState, seen: Seen, now: float = NOW) -> tuple[do.Action, ...]:
+def decided(run: RunState, seen: Observation, now: float = NOW) -> tuple[do.Action, ...]:
     """The decision, which the state as JSON leads to, too."""
     actions = decide(run, seen, POLICY, now)
     assert decide(read_state(json.loads(json.dumps(run.record()))), seen, POLICY, now) == actions
@@ -86,14 +86,14 @@ ASKED = {"is_term_sent": True}
 def test_leftovers_are_waited_for_then_asked_then_killed(
     left: Leftovers, changes: dict[str, Any], signal: Any
 ) -> None:
-    assert decided(begun(Phase.CLEANING, **changes), Seen(left=left)) == (
+    assert decided(begun(Phase.CLEANING, **changes), Observation(left=left)) == (
         do.ClearLeftovers(left, signal),
         WAIT,
     )
 
 
 def test_no_checkpoint_is_looked_at_before_nothing_of_an_earlier_trainer_is_left() -> None:
-    assert decided(begun(Phase.CLEANING), Seen()) == (do.Enter(Phase.PROVING),)
+    assert decided(begun(Phase.CLEANING), Observation()) == (do.Enter(Phase.PROVING),)
 
 
 def proving(**changes: Any) -> RunState:
@@ -132,14 +132,14 @@ LOOK, MUST = do.Job("sync", need="try"), do.Job("sync", need="wait")
 def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole_here_or_in_the_mirror(
     run: RunState, seen: dict[str, Any], first: do.Action
 ) -> None:
-    assert decided(run, Seen(**seen))[0] == first
+    assert decided(run, Observation(**seen))[0] == first
 
 
 def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_waits_for() -> None:
     proof = do.Job("checkpoint", NEWEST)
-    (waits,) = decided(proving(), Seen(candidate=NEWEST, jobs=(proof,)))
+    (waits,) = decided(proving(), Observation(candidate=NEWEST, jobs=(proof,)))
     assert waits == do.Wait(f"proving checkpoint {NEWEST}")
-    looking = Seen(candidate=NEWEST, look="wait")
+    looking = Observation(candidate=NEWEST, look="wait")
     beside, same = replace(looking, jobs=(do.Job("sync"),)), replace(looking, jobs=(MUST,))
     assert isinstance(decided(proving(**PROVEN), beside)[0], do.Start)
     assert isinstance(decided(proving(**PROVEN), same)[0], do.Wait)
@@ -168,7 +168,7 @@ def test_a_job_is_started_once_and_the_mirrors_worker_leaves_what_no_launch_wait
 def test_a_rollback_is_made_once_its_checkpoint_is_here_and_proven_or_cannot_be(
     run: RunState, asked: AskedRollback, first: do.Action
 ) -> None:
-    assert decided(run, Seen(rollback=asked, look="try"))[0] == first
+    assert decided(run, Observation(rollback=asked, look="try"))[0] == first
 
 
 def ended(exit_: Exit = SOURCE, until: int | None = None, **changes: Any) -> RunState:
@@ -211,7 +211,7 @@ DELAY = do.Pause(10.0, "the trainer ended (killed by SIGKILL); starting")
 def test_a_launchs_end_is_answered_once_the_newest_checkpoint_is_known(
     run: RunState, seen: dict[str, Any], expected: tuple[do.Action, ...]
 ) -> None:
-    actions = decided(run, Seen(**seen))
+    actions = decided(run, Observation(**seen))
     if isinstance(expected[-1], do.End):
         assert isinstance(actions[-1], do.End) and actions[-1].exit_code == expected[-1].exit_code
     else:
@@ -224,26 +224,26 @@ def test_a_launchs_end_is_answered_once_the_newest_checkpoint_is_known(
 def test_memory_that_others_took_is_waited_for_as_long_as_a_delay_may_be() -> None:
     full = replace(Evidence(phase="train", headroom_bytes=100), headroom_after_bytes=10, micro_batch=8)
     run = ended(Exit(ExitClass.HOST_MEMORY, "OOM"), trainer=trainer(evidence=full))
-    answer, _, pause = decided(run, Seen(step=30, fruitless=1))
+    answer, _, pause = decided(run, Observation(step=30, fruitless=1))
     assert isinstance(answer, do.AnswerEnd) and answer.response == Response(Tried(waited=True), waits=True)
     assert isinstance(pause, do.Pause) and pause.seconds == 300.0
-    answer, *_ = decided(run, Seen(step=30, fruitless=1, facts=Facts(tried=Tried(waited=True))))
+    answer, *_ = decided(run, Observation(step=30, fruitless=1, facts=Facts(tried=Tried(waited=True))))
     assert isinstance(answer, do.AnswerEnd) and answer.response.micro_batch == 4
 
 
 @pytest.mark.parametrize("exit_", [SOURCE, BAD])
 def test_launches_without_a_new_proven_checkpoint_halt_the_run(exit_: Exit) -> None:
-    answer, after = decided(ended(exit_), Seen(step=30, fruitless=3, best_step=30))
+    answer, after = decided(ended(exit_), Observation(step=30, fruitless=3, best_step=30))
     assert isinstance(answer, do.AnswerEnd) and after == do.Enter(Phase.CLEANING)
     assert (answer.fruitless, answer.kind, answer.doubts_data) == (3, exit_.kind, exit_.doubts_data)
     halt = "3 launches in a row left no new proven checkpoint; the last one: "
     assert answer.response.halt.startswith(halt)
-    again = decided(waiting(), Seen(newest=NEWEST, fruitless=3))
+    again = decided(waiting(), Observation(newest=NEWEST, fruitless=3))
     assert again == (do.Halt("3 launches in a row left no new proven checkpoint"),)
 
 
 def test_a_halted_run_waits_for_an_operator_and_a_paused_one_too() -> None:
-    run, seen = begun(Phase.HALTED), Seen(held="halted: why", is_halted=True)
+    run, seen = begun(Phase.HALTED), Observation(held="halted: why", is_halted=True)
     assert decided(run, seen) == (do.Wait("halted: why"),)
     assert decided(run, replace(seen, is_once=True)) == (do.End(70),)
     assert decided(run, replace(seen, is_once=True, is_halted=False)) == (do.End(75),)
@@ -254,10 +254,10 @@ def test_a_halted_run_waits_for_an_operator_and_a_paused_one_too() -> None:
 
 def test_a_delay_is_waited_for_unless_a_stop_or_a_rollback_is_asked() -> None:
     run = begun(Phase.BACKOFF, retry_at=NOW + 7.4, retry_doing="starting")
-    assert decided(run, Seen()) == (do.Wait("starting, again in 7 s", 1.0),)
-    assert decided(run, Seen(is_stopping=True)) == (do.End(0),)
-    assert decided(replace(run, retry_at=0.0), Seen()) == (do.Enter(Phase.WAITING),)
-    assert decided(replace(run, retry_at=0.0, rollbacks=("r",)), Seen()) == (do.Enter(Phase.CLEANING),)
+    assert decided(run, Observation()) == (do.Wait("starting, again in 7 s", 1.0),)
+    assert decided(run, Observation(is_stopping=True)) == (do.End(0),)
+    assert decided(replace(run, retry_at=0.0), Observation()) == (do.Enter(Phase.WAITING),)
+    assert decided(replace(run, retry_at=0.0, rollbacks=("r",)), Observation()) == (do.Enter(Phase.CLEANING),)
 
 
 def waiting(**changes: Any) -> RunState:
@@ -289,7 +289,7 @@ def waiting(**changes: Any) -> RunState:
 def test_a_launch_waits_for_the_first_gate_that_is_closed(
     run: RunState, seen: dict[str, Any], expected: do.Action
 ) -> None:
-    assert decided(run, Seen(**{"newest": NEWEST} | seen)) == (expected,)
+    assert decided(run, Observation(**{"newest": NEWEST} | seen)) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -312,17 +312,17 @@ def test_a_launch_waits_for_the_first_gate_that_is_closed(
 def test_a_trainer_is_watched_asked_once_to_stop_and_its_guard_killed_long_after(
     run: Trainer, seen: dict[str, Any], expected: do.Action
 ) -> None:
-    assert decided(begun(Phase.TRAINING, trainer=run), Seen(**seen)) == (expected,)
+    assert decided(begun(Phase.TRAINING, trainer=run), Observation(**seen)) == (expected,)
 
 
 def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> None:
     run = begun(Phase.TRAINING, trainer=trainer(), rollbacks=("r",))
-    assert decided(run, Seen()) == (do.StopTrainer(),)
-    killed = Seen(end=GuardedEnd(None, 9))
+    assert decided(run, Observation()) == (do.StopTrainer(),)
+    killed = Observation(end=GuardedEnd(None, 9))
     assert decided(run, killed) == (do.EndLaunch(SOURCE, False, 137), do.Enter(Phase.CLEANING))
     asked = replace(run, trainer=trainer(stop_asked_at=NOW - 1))
     saved = Exit(ExitClass.STOPPED, "saved and stopped as asked")
-    stopped = Seen(end=GuardedEnd(0, None), is_stopping=True)
+    stopped = Observation(end=GuardedEnd(0, None), is_stopping=True)
     assert decided(asked, stopped) == (do.EndLaunch(saved, True, 0), do.End(0))
     # A service manager asks the whole control group: an end may come before the supervisor has asked.
     assert decided(begun(Phase.TRAINING, trainer=trainer()), stopped) == (
@@ -330,7 +330,7 @@ def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> N
         do.End(0),
     )
     hung = replace(run, trainer=trainer(stop_asked_at=NOW - 1, is_hung=True))
-    (told, _) = decided(hung, Seen(end=GuardedEnd(0, None)))
+    (told, _) = decided(hung, Observation(end=GuardedEnd(0, None)))
     assert isinstance(told, do.EndLaunch) and told.exit.kind is ExitClass.HUNG
 
 
@@ -349,7 +349,7 @@ def test_a_rollback_stops_the_trainer_and_its_end_leads_to_the_next_round() -> N
 def test_a_finished_run_rests_once_all_is_proven_and_mirrored(
     run: dict[str, Any], seen: dict[str, Any], expected: do.Action
 ) -> None:
-    assert decided(begun(Phase.FINISHED, doing="finished: steps", **run), Seen(**seen)) == (expected,)
+    assert decided(begun(Phase.FINISHED, doing="finished: steps", **run), Observation(**seen)) == (expected,)
 
 
 def test_a_new_round_forgets_what_the_last_one_found_and_keeps_what_is_not_answered_yet() -> None:

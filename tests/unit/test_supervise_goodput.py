@@ -110,7 +110,7 @@ def test_the_buckets_sum_to_the_wall_time_and_never_fall_whatever_happens(histor
         assert account.wall_s == pytest.approx(wall, rel=1e-3)
         assert all(account.totals[name] >= before[name] - 1e-9 for name in BUCKETS)
         before = dict(account.totals)
-    assert read_account(account.body()) == account
+    assert read_account(vars(account)) == account
 
 
 def test_every_phase_has_its_bucket() -> None:

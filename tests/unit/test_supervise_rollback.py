@@ -23,19 +23,19 @@ from stoker.store.log import ChainedLog
 from stoker.store.requests import Request
 from stoker.supervise import rollback as forking
 from stoker.supervise.rollback import (
-    Ask,
     Moved,
+    RollbackContext,
     RollbackRefused,
-    Standing,
+    RollbackRequest,
     already,
     decide,
     finish,
-    parse_ask,
+    parse_request,
     require_lost,
     restore_lost,
     roll_back,
+    rollback_context,
     skipped_windows,
-    standing,
 )
 from stoker.supervise.run.launch_record import SETTINGS, launched_body, note_launch
 from support.checkpoint_data import seal
@@ -71,11 +71,11 @@ class Run:
             files={"timelines.jsonl": copy},
         )
 
-    def standing(self) -> Standing:
-        return standing(self.layout, PLAN, BATCH)
+    def context(self) -> RollbackContext:
+        return rollback_context(self.layout, PLAN, BATCH)
 
     def roll_back(self, to: int, *skip: tuple[int, int], budget: Quarantine = ROOMY) -> Moved:
-        return roll_back(self.layout, decide(Ask(to, skip), self.standing()), budget)
+        return roll_back(self.layout, decide(RollbackRequest(to, skip), self.context()), budget)
 
     def here(self) -> list[int]:
         return sorted(one.step for one in find_checkpoints(self.layout.checkpoints))
@@ -133,27 +133,27 @@ def test_a_span_over_what_was_skipped_before_counts_its_windows_once(run: Run) -
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (Ask(15), "possible are 40, 30, 20, 10, 0"),
-        (Ask(50), "possible are"),
-        (Ask(20, timeline=1), "on timeline 0, not on 1"),
-        (Ask(20, ((10, 30),)), "no span of steps after step 20"),
-        (Ask(20, ((30, 30),)), "no span"),
-        (Ask(20, ((30, 90),)), "is not known"),
+        (RollbackRequest(15), "possible are 40, 30, 20, 10, 0"),
+        (RollbackRequest(50), "possible are"),
+        (RollbackRequest(20, timeline=1), "on timeline 0, not on 1"),
+        (RollbackRequest(20, ((10, 30),)), "no span of steps after step 20"),
+        (RollbackRequest(20, ((30, 30),)), "no span"),
+        (RollbackRequest(20, ((30, 90),)), "is not known"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_could(run: Run, ask: Ask, said: str) -> None:
+def test_what_cannot_be_is_refused_with_what_could(run: Run, ask: RollbackRequest, said: str) -> None:
     with pytest.raises(RollbackRefused, match=said):
-        decide(ask, run.standing())
+        decide(ask, run.context())
 
 
 def test_steps_between_checkpoints_are_counted_with_the_batch_of_the_launch_that_made_them(run: Run) -> None:
-    place = run.standing().place
+    place = run.context().place
     assert (place(9), place(33), place(45)) == (run.at[9], run.at[33], Position(1, 140))
     run.roll_back(20, (20, 25))
     settings: dict[str, Any] = dict.fromkeys(SETTINGS)
     launch = {**settings, "launch": "l", "timeline": 1, "global_batch": 2}
     note_launch(run.layout.launches, launched_body(launch, resume_step=20, time=""))
-    place = run.standing().place
+    place = run.context().place
     assert (place(15), place(22)) == (run.at[15], Position(1, 64)), "behind the windows that are skipped"
 
 
@@ -185,7 +185,7 @@ def request(args: Any, condition: Any = None, verb: str = "rollback") -> Request
 )
 def test_a_request_that_says_something_else_is_refused(args: Any, condition: Any, said: str) -> None:
     with pytest.raises(RollbackRefused, match=said):
-        parse_ask(request(args, condition), ())
+        parse_request(request(args, condition), ())
 
 
 @pytest.mark.parametrize(
@@ -193,18 +193,18 @@ def test_a_request_that_says_something_else_is_refused(args: Any, condition: Any
 )
 def test_a_set_is_given_up_by_at_least_sixteen_digits_of_its_key(args: dict[str, Any]) -> None:
     with pytest.raises(RollbackRefused, match=r"is no shard set's|skip_set has no '(by|to)'"):
-        parse_ask(request(args, verb="skip_set"), ())
-    ask = parse_ask(request({"key": "ab" * 8}, {"timeline": 1}, "skip_set"), (10, 30))
+        parse_request(request(args, verb="skip_set"), ())
+    ask = parse_request(request({"key": "ab" * 8}, {"timeline": 1}, "skip_set"), (10, 30))
     assert (ask.to, ask.lost, ask.timeline) == (30, "ab" * 8, 1)
 
 
 def test_a_request_that_was_acted_on_is_known_again() -> None:
-    ask = parse_ask(request({"to": 10, "skip": [[10, 12]], "reason": "nan"}, {"timeline": 0}), ())
-    assert ask == Ask(10, ((10, 12),), "nan", 0, "r-7")
+    ask = parse_request(request({"to": 10, "skip": [[10, 12]], "reason": "nan"}, {"timeline": 0}), ())
+    assert ask == RollbackRequest(10, ((10, 12),), "nan", 0, "r-7")
     fork = Timeline(1, 0, 10, (), "nan", "r-7")
-    assert parse_ask(request({"to": 10, "skip": None}), ()) == Ask(10, request="r-7")
+    assert parse_request(request({"to": 10, "skip": None}), ()) == RollbackRequest(10, request="r-7")
     assert already(ask, Timelines((fork,))) == fork
-    assert already(Ask(10), Timelines((Timeline(1, 0, 10, (), ""),))) is None
+    assert already(RollbackRequest(10), Timelines((Timeline(1, 0, 10, (), ""),))) is None
 
 
 def test_abandoned_checkpoints_keep_to_their_budget_oldest_first(run: Run) -> None:
@@ -325,9 +325,9 @@ def test_moving_checkpoints_before_the_line_would_be_found(monkeypatch: pytest.M
 
 
 def test_a_plan_that_lost_its_end_gives_no_place(run: Run) -> None:
-    short = standing(run.layout, Plan(PLAN.entries[:1], ""), BATCH)
+    short = rollback_context(run.layout, Plan(PLAN.entries[:1], ""), BATCH)
     with pytest.raises(DataError, match="lies beyond the plan"):
-        decide(Ask(10, ((20, 30),)), short)
+        decide(RollbackRequest(10, ((20, 30),)), short)
 
 
 def test_a_set_that_can_come_back_is_not_given_up() -> None:

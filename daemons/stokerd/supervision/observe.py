@@ -7,18 +7,18 @@ from dataclasses import replace
 from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.retention import counts
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
+from stoker.supervise.observation import Observation
 from stoker.supervise.run.record import BY_TRAINER
-from stoker.supervise.seen import Seen
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
 from stokerd.supervision.effects import Effects
 from stokerd.supervision.run import Run
 
 
-def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
+def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Observation:
     """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
     record = run.store.record
-    seen = Seen(
+    seen = Observation(
         kind=run.kind,
         is_stopping=run.context.stopping,
         is_once=run.context.once,
@@ -53,7 +53,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Seen:
             return seen
 
 
-def _proving(run: Run, seen: Seen) -> Seen:
+def _proving(run: Run, seen: Observation) -> Observation:
     """Returns the facts by which a checkpoint is chosen."""
     history = run.accounts.history()
     if run.state.is_settled:

@@ -19,8 +19,8 @@ from stoker.store.errors import DataError, Transient
 from stoker.store.requests import Request
 from stoker.supervise import rollback
 from stoker.supervise.lost_sets import by_key
-from stoker.supervise.rollback import Ask, Moved, RollbackRefused, Standing
-from stoker.supervise.seen import AskedRollback
+from stoker.supervise.observation import AskedRollback
+from stoker.supervise.rollback import Moved, RollbackContext, RollbackRefused, RollbackRequest
 from stokerd.common.loop import RequestBox
 from stokerd.supervision.run import Run
 
@@ -90,7 +90,7 @@ class Rollbacks:
     def _asked(self, request: str, to: int) -> AskedRollback:
         if not to:
             return AskedRollback(request, to)
-        return AskedRollback(request, to, checkpoint_name(to), to in self._standing().steps, self._copy(to))
+        return AskedRollback(request, to, checkpoint_name(to), to in self._context().steps, self._copy(to))
 
     def _make_of_request(self, request_id: str) -> bool:
         """Makes or refuses a rollback and answers."""
@@ -118,7 +118,7 @@ class Rollbacks:
         """Makes the rollback that the policy decided on; returns False where it cannot be made any more."""
         run, decided = self.run, self._decided_by_policy() or {}
         asked = {key: decided[key] for key in ("to", "skip", "reason", "timeline")}
-        ask = Ask(**asked, request=decided["id"])
+        ask = RollbackRequest(**asked, request=decided["id"])
         try:
             if (fork := self._made(ask)) is None:
                 fork = self._decided(ask)
@@ -140,7 +140,7 @@ class Rollbacks:
         if to is None:
             return False
         try:
-            self._make(self._decided(Ask(to, reason=f"longer horizon: {steps} steps")))
+            self._make(self._decided(RollbackRequest(to, reason=f"longer horizon: {steps} steps")))
         except (RollbackRefused, DataError, Transient) as refusal:
             message = f"it continues from step {left}, whose learning rate has decayed: {refusal}"
             self.events.record("milestone_missing", step=to, steps=steps, message=message)
@@ -162,7 +162,7 @@ class Rollbacks:
             return None
         try:
             ask = self._ask(request)
-            is_fetched_first = ask.to not in self._standing().steps and self._copy(ask.to) is not None
+            is_fetched_first = ask.to not in self._context().steps and self._copy(ask.to) is not None
             if self._made(ask) is None and not (ask.to and is_fetched_first):
                 self._decide(ask)
         except (RollbackRefused, DataError) as refusal:
@@ -175,17 +175,17 @@ class Rollbacks:
     def _requests(self) -> list[Request]:
         return [request for request in self.box.read() if request.verb in VERBS]
 
-    def _ask(self, request: Request) -> Ask:
-        return rollback.parse_ask(request, self._standing().steps)
+    def _ask(self, request: Request) -> RollbackRequest:
+        return rollback.parse_request(request, self._context().steps)
 
-    def _made(self, ask: Ask) -> Timeline | None:
+    def _made(self, ask: RollbackRequest) -> Timeline | None:
         return rollback.already(ask, self.run.accounts.timelines())
 
-    def _standing(self) -> Standing:
+    def _context(self) -> RollbackContext:
         batch = self.run.pipeline.train.global_batch
-        return rollback.standing(self.run.layout, self.run.planner.plan, batch)
+        return rollback.rollback_context(self.run.layout, self.run.planner.plan, batch)
 
-    def _decide(self, ask: Ask) -> Timeline:
+    def _decide(self, ask: RollbackRequest) -> Timeline:
         """Returns the timeline that the rollback begins; raises RollbackRefused where it cannot be made."""
         if self.run.store.record is None:
             raise RollbackRefused("the run has not begun: there is nothing to go back from")
@@ -194,11 +194,11 @@ class Rollbacks:
             build_id = pin.build_id
             found = self.run.planner.sources().values()
             sources = by_key(found, lambda sha256: set_key(sha256, build_id))
-        return rollback.decide(ask, self._standing(), sources)
+        return rollback.decide(ask, self._context(), sources)
 
-    def _decided(self, ask: Ask) -> Timeline:
+    def _decided(self, ask: RollbackRequest) -> Timeline:
         """Returns the timeline that the rollback begins; raises unless its checkpoint is here and proven."""
-        state, steps = self.run.state, self._standing().steps
+        state, steps = self.run.state, self._context().steps
         if ask.to and ask.to not in steps and state.look == "failed":
             raise Transient(state.look_problem)
         fork = self._decide(ask)

@@ -17,7 +17,7 @@ from stoker.store.errors import UsageError
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
 from stoker.supervise.actions import Job
-from stoker.supervise.health.trainer_protocol import Told
+from stoker.supervise.health.trainer_protocol import CheckpointNotice
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
 from stoker.supervise.run.horizon import milestones
 from stoker.supervise.run.launch_record import read_launches
@@ -80,7 +80,7 @@ class Run:
     jobs: dict[str, Job] = field(default_factory=dict)  # running, by slot
     slices: dict[str, Any] = field(default_factory=dict)  # the jobs' own state, by name
     kind: TrainerKind = BUILT_IN
-    told: list[Told] = field(default_factory=list)  # checkpoints that the trainer told of, for their job
+    told: list[CheckpointNotice] = field(default_factory=list)  # of the trainer, for the job that seals
 
     def change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)

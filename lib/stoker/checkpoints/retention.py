@@ -126,7 +126,7 @@ History = Sequence[tuple[int, int | None]]
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointEntry:
     """A checkpoint directory before any proof.
 
     `body` is None where checkpoint.json is unreadable or not the one that SHA256SUMS names: a flipped bit
@@ -142,7 +142,7 @@ class Found:
         return None if self.body is None else self.body.timeline
 
 
-def find_checkpoints(checkpoints_dir: Path) -> list[Found]:
+def find_checkpoints(checkpoints_dir: Path) -> list[CheckpointEntry]:
     """Returns the directories with a checkpoint's name, in no order; none where the directory is missing."""
     try:
         names = [entry.name for entry in os.scandir(checkpoints_dir) if entry.is_dir(follow_symlinks=False)]
@@ -150,13 +150,13 @@ def find_checkpoints(checkpoints_dir: Path) -> list[Found]:
         return []
     steps = {name: step_of(name) for name in names}
     return [
-        Found(checkpoints_dir / name, step, _body(checkpoints_dir / name))
+        CheckpointEntry(checkpoints_dir / name, step, _body(checkpoints_dir / name))
         for name, step in steps.items()
         if step is not None and name == checkpoint_name(step)
     ]
 
 
-def candidates(found: Iterable[Found], history: History) -> list[Found]:
+def candidates(found: Iterable[CheckpointEntry], history: History) -> list[CheckpointEntry]:
     """Returns the checkpoints to prove in turn, newest first, including those of an unknown timeline.
 
     After the proof `counts` decides on the timeline that the proof found.
@@ -165,7 +165,7 @@ def candidates(found: Iterable[Found], history: History) -> list[Found]:
     return sorted(usable, key=lambda one: -one.step)
 
 
-def abandoned(found: Iterable[Found], history: History) -> list[Found]:
+def abandoned(found: Iterable[CheckpointEntry], history: History) -> list[CheckpointEntry]:
     """Returns the checkpoints past a fork: an interrupted rollback has yet to move them away."""
     return [one for one in found if one.timeline is not None and not counts(one.timeline, one.step, history)]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
-from stoker.checkpoints.retention import Found, candidates, find_checkpoints
+from stoker.checkpoints.retention import CheckpointEntry, candidates, find_checkpoints
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.plan.log import Plan, read_plan
@@ -72,7 +72,7 @@ class Site:
         write_record(self.root / "replay.json", {**self.fields, "state": "done", "verdict": dict(verdict)})
 
 
-def own_checkpoints(site: Site) -> Iterator[Found]:
+def own_checkpoints(site: Site) -> Iterator[CheckpointEntry]:
     """Yields the checkpoints that the replay sealed, newest first."""
     history = ancestry(site.timelines(), site.timeline)
     yield from candidates(find_checkpoints(site.run.checkpoints), history)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.proof import prove_checkpoint
-from stoker.checkpoints.retention import Found, remove_checkpoint, sweep_leftovers
+from stoker.checkpoints.retention import CheckpointEntry, remove_checkpoint, sweep_leftovers
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock, read_holder
 from stoker.kit.loop import Waiter
@@ -81,7 +81,7 @@ class Trial:
         newest = self.newest()
         return newest.step if newest else 0
 
-    def newest(self) -> Found | None:
+    def newest(self) -> CheckpointEntry | None:
         """Returns the replay's newest proven checkpoint; removes damaged ones, which are made again."""
         for found in own_checkpoints(self.site):
             proof = None if found.path.name in self._proven else prove_checkpoint(found.path)

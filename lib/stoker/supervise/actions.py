@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from stoker.kit.process import ProcessId
 from stoker.supervise.health.exits import Exit
-from stoker.supervise.mirror.inventory import Look
+from stoker.supervise.mirror.inventory import ListingNeed
 from stoker.supervise.policy import Response
 from stoker.supervise.state import Phase
 
@@ -22,7 +22,7 @@ class Job:
 
     kind: str
     subject: Any = ""
-    need: Look = "no"
+    need: ListingNeed = "no"
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from stoker.supervise import actions as do
 from stoker.supervise.health.exits import ExitClass, classify
 from stoker.supervise.health.liveness import judge
 from stoker.supervise.mirror.inventory import MirrorState
+from stoker.supervise.observation import AskedRollback, Observation
 from stoker.supervise.policy import Case, Response, no_progress, respond
-from stoker.supervise.seen import AskedRollback, Seen
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
 
@@ -27,7 +27,7 @@ GUARD_MARGIN_S = 30.0  # beyond the stop time: by then a working guard has kille
 Actions = tuple[do.Action, ...]
 
 
-def decide(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
+def decide(run: RunState, seen: Observation, policy: Supervise, now: float) -> Actions:
     """Returns the next actions; the last action is a `Wait` where the supervisor can do no more now."""
     if run.phase is Phase.TRAINING:
         return _training(run, seen, policy, now)
@@ -66,7 +66,7 @@ def _cleaning(run: RunState, left: do.Leftovers | None, policy: Supervise, now: 
     return clear, do.Wait("waiting for an earlier trainer to save and end", CLEANING_S)
 
 
-def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
+def _proving(run: RunState, seen: Observation, policy: Supervise) -> Actions:
     if seen.awaited is not None:
         return _start(seen, seen.awaited, "looking for checkpoints that the trainer has left")
     if seen.rollback is not None:
@@ -76,7 +76,7 @@ def _proving(run: RunState, seen: Seen, policy: Supervise) -> Actions:
     return _answer(run, seen, policy)
 
 
-def _rolling_back(run: RunState, seen: Seen, asked: AskedRollback) -> Actions:
+def _rolling_back(run: RunState, seen: Observation, asked: AskedRollback) -> Actions:
     """Fetches and proves the rollback's checkpoint first: a rollback gives up newer ones."""
     doing = f"rolling back to step {asked.to}"
     if not asked.target or asked.target in run.proofs or run.look == "failed":
@@ -90,7 +90,7 @@ def _rolling_back(run: RunState, seen: Seen, asked: AskedRollback) -> Actions:
     return (do.MakeRollback(asked.request),)
 
 
-def _selecting(run: RunState, seen: Seen) -> Actions:
+def _selecting(run: RunState, seen: Observation) -> Actions:
     """Selects the newest checkpoint that is proven whole, here or in the mirror.
 
     Waits for an unreadable checkpoint: an older one would silently undo the training since.
@@ -113,12 +113,12 @@ def _selecting(run: RunState, seen: Seen) -> Actions:
     return (do.Settle(),)
 
 
-def _start(seen: Seen, job: do.Job, doing: str) -> Actions:
+def _start(seen: Observation, job: do.Job, doing: str) -> Actions:
     """Starts a job unless it runs; it replaces another one of its slot."""
     return (do.Wait(doing),) if job in seen.jobs else (do.Start(job, doing), do.Wait(doing))
 
 
-def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
+def _answer(run: RunState, seen: Observation, policy: Supervise) -> Actions:
     """Answers the end of the last launch: another launch, now or after a delay, or none."""
     trainer, exit_ = run.trainer, run.exit
     if trainer is None or exit_ is None:
@@ -157,7 +157,7 @@ def _answer(run: RunState, seen: Seen, policy: Supervise) -> Actions:
     return answer, do.Enter(Phase.BACKOFF), do.Pause(seconds, words)
 
 
-def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
+def _waiting(run: RunState, seen: Observation, policy: Supervise, now: float) -> Actions:
     if seen.newest != run.resume:
         return (do.Enter(Phase.CLEANING),)  # the checkpoint to resume from is gone, or in doubt
     if seen.over == "steps":
@@ -181,7 +181,7 @@ def _waiting(run: RunState, seen: Seen, policy: Supervise, now: float) -> Action
     return (do.LaunchTrainer(),)
 
 
-def _halted(seen: Seen) -> Actions:
+def _halted(seen: Observation) -> Actions:
     if not seen.held:
         return (do.Enter(Phase.CLEANING),)
     if seen.is_once:
@@ -189,7 +189,7 @@ def _halted(seen: Seen) -> Actions:
     return (do.Wait(seen.held),)
 
 
-def _finished(run: RunState, seen: Seen, now: float) -> Actions:
+def _finished(run: RunState, seen: Observation, now: float) -> Actions:
     if seen.goes_on:
         return (do.Enter(Phase.CLEANING),)
     if run.is_at_rest:
@@ -199,7 +199,7 @@ def _finished(run: RunState, seen: Seen, now: float) -> Actions:
     return (do.Rest(),) if seen.awaited is None else (do.Wait(run.doing),)
 
 
-def _training(run: RunState, seen: Seen, policy: Supervise, now: float) -> Actions:
+def _training(run: RunState, seen: Observation, policy: Supervise, now: float) -> Actions:
     trainer = run.trainer
     if trainer is None:
         return (do.Enter(Phase.CLEANING),)

@@ -55,7 +55,7 @@ Step = Annotated[int, Field(strict=True, ge=0)]
 
 
 @pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Ask:
+class RollbackRequest:
     """A request to go back to step `to` (0: the beginning) on the current timeline.
 
     `skip` holds pairs (from, to): the windows of the steps from < s <= to of the timeline left are passed
@@ -73,7 +73,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RollbackContext:
     """The run's state for a rollback. `steps` are those of checkpoints on the current history; `place` gives
     the position after a step of that history, None where it cannot be known."""
 
@@ -83,7 +83,7 @@ class Standing:
     place: Callable[[int], Position | None]
 
 
-def parse_ask(request: Request, steps: Collection[int]) -> Ask:
+def parse_request(request: Request, steps: Collection[int]) -> RollbackRequest:
     """Returns the rollback that a request asks for; RollbackRefused names the fault of a wrong request.
 
     `steps` are of checkpoints on the current history: giving up a set continues from the newest.
@@ -101,7 +101,7 @@ def parse_ask(request: Request, steps: Collection[int]) -> Ask:
         asked.setdefault("reason", f"shard set {key[:16]} is lost")
     asked["reason"] = str(asked.get("reason") or "operator")[:500]
     try:
-        return Ask(**asked)
+        return RollbackRequest(**asked)
     except ValidationError as problem:
         error = problem.errors()[0]
         at, got = ".".join(map(str, error["loc"])), f", not {error['input']!r}"
@@ -110,7 +110,9 @@ def parse_ask(request: Request, steps: Collection[int]) -> Ask:
         ) from None
 
 
-def decide(ask: Ask, run: Standing, sources: Mapping[str, Source] | None = None) -> Timeline:
+def decide(
+    ask: RollbackRequest, run: RollbackContext, sources: Mapping[str, Source] | None = None
+) -> Timeline:
     """Returns the timeline entry that makes the rollback; RollbackRefused where it is not possible.
 
     `sources` are those by set key, where the rollback gives up a set.
@@ -135,7 +137,7 @@ def possible(steps: Collection[int]) -> str:
     return f"possible are {', '.join(map(str, [*told, 0]))}"
 
 
-def already(ask: Ask, timelines: Timelines) -> Timeline | None:
+def already(ask: RollbackRequest, timelines: Timelines) -> Timeline | None:
     """Returns the rollback that this request already made, if its process died before it could answer."""
     return next((fork for fork in timelines.forks if ask.request and fork.request == ask.request), None)
 
@@ -166,7 +168,7 @@ def require_lost(key: str, sources: Mapping[str, Source]) -> None:
         )
 
 
-def _rest_of_entries(ask: Ask, run: Standing) -> tuple[str, tuple[Skip, ...]]:
+def _rest_of_entries(ask: RollbackRequest, run: RollbackContext) -> tuple[str, tuple[Skip, ...]]:
     """Returns the key of the set to give up, and the rest of the planned entries that name it.
 
     The set's tokens are spread over a whole entry, as the order is a permutation: hundreds of thousands of
@@ -188,7 +190,7 @@ def _rest_of_entries(ask: Ask, run: Standing) -> tuple[str, tuple[Skip, ...]]:
     )
 
 
-def _range(first: int, last: int, to: int, run: Standing) -> Skip:
+def _range(first: int, last: int, to: int, run: RollbackContext) -> Skip:
     if not to <= first < last:
         raise RollbackRefused(
             f"skip {first}:{last} is no span of steps after step {to}: what is behind it stays trained on"
@@ -267,7 +269,7 @@ def restore_lost(run: RunLayout) -> int:
     return restored
 
 
-def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
+def rollback_context(run: RunLayout, plan: Plan, global_batch: int) -> RollbackContext:
     """Returns the run's state for a rollback; `global_batch` is for steps of no recorded launch."""
     timelines = read_timelines(run.timelines)
     found = candidates(find_checkpoints(run.checkpoints), ancestry(timelines))
@@ -286,7 +288,7 @@ def standing(run: RunLayout, plan: Plan, global_batch: int) -> Standing:
             position = advance(plan, position, count, skips(timelines))
         return position
 
-    return Standing(timelines, plan, {*sealed} - {0}, place)
+    return RollbackContext(timelines, plan, {*sealed} - {0}, place)
 
 
 def _keep_to(budget: Quarantine, abandoned_dir: Path) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from stoker.plan.positions import Position
 from stoker.supervise.health.evidence import Evidence
 from stoker.supervise.health.exits import GuardedEnd
 from stoker.supervise.health.liveness import StepTimes, Stillness, Work
-from stoker.supervise.health.trainer_protocol import Told, TrainerView, heard, parse
+from stoker.supervise.health.trainer_protocol import CheckpointNotice, TrainerView, heard, parse
 from stoker.supervise.run.launch_record import Launch
 
 KEPT_KILLS = 12  # samples, of a minute: a launcher outlives the rank that the kernel killed by half of it
@@ -39,7 +39,7 @@ class Trainer:
     saves_s: tuple[float, ...] = ()
     saves_failed: tuple[str, ...] = ()  # why, as the last words tell
     saves_in_place: tuple[str, ...] = ()
-    told: tuple[Told, ...] = ()  # checkpoints
+    told: tuple[CheckpointNotice, ...] = ()  # checkpoints
     unknown: tuple[str, ...] = ()  # keys that nobody knows, of its first such word
     # What it told of its numerics, with the steps made before, and is not recorded yet.
     numerics: tuple[tuple[int, Mapping[str, Any]], ...] = ()
@@ -82,7 +82,7 @@ class Trainer:
         """Returns the trainer after these datagrams."""
         view, times, tells_steps = self.view, self.step_times, self.tells_steps
         steps_s, saves_s = list[float](), list[float]()
-        failed, in_place, told = list[str](), list[str](), list[Told]()
+        failed, in_place, told = list[str](), list[str](), list[CheckpointNotice]()
         numerics, unknown = list(self.numerics), self.unknown
         for datagram in datagrams:
             said = parse(datagram, self.launch.launch)
@@ -97,7 +97,7 @@ class Trainer:
             before, view = view, heard(view, said, now)
             if "checkpoint" in said and not said.get("rank"):
                 step = view.step if tells_steps else None  # what is read of its output lags behind
-                told.append(Told(said["checkpoint"], said.get("step", step), said.get("at")))
+                told.append(CheckpointNotice(said["checkpoint"], said.get("step", step), said.get("at")))
             if before.phase == "checkpoint" != view.phase:
                 saves_s.append(now - before.phase_at)
             if view.phase != "train":

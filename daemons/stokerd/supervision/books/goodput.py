@@ -111,7 +111,7 @@ class GoodputBooks:
         self._keep_at = now_s() + KEEP_S
         if self.launch is not None and self.launch.end is None:
             self.launch = replace(self.launch, last_step=max(self.launch.last_step, self.account.step))
-        body = {"v": 1, "boot": self._boot, "time_s": time.time(), "account": self.account.body()}
+        body = {"v": 1, "boot": self._boot, "time_s": time.time(), "account": vars(self.account)}
         launch = None if self.launch is None else self.launch.body()
         with contextlib.suppress(StorageError):
             write_record(self._path, {**body, "launch": launch, "before": self._before, "start": self._start})

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from stoker.checkpoints.external.heard import Heard, HeardSteps
+from stoker.checkpoints.external.step_reports import StepReport, StepReports
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, checkpoint_name
 from stoker.checkpoints.quarantine import quarantined
 from stoker.kit.events import Alerts
@@ -24,7 +24,7 @@ from stoker.store.record import new_id, read_or_set_aside, write_record
 from stoker.supervise.actions import Job
 from stoker.supervise.external.last_step import last_step
 from stoker.supervise.external.program import working_directory
-from stoker.supervise.health.trainer_protocol import Told
+from stoker.supervise.health.trainer_protocol import CheckpointNotice
 from stoker.supervise.run.launch_record import config_digest, read_launches
 from stoker.supervise.run.memorization import read_tail
 from stoker.supervise.run.record import RunRecord
@@ -49,15 +49,14 @@ class Saves:
         self.run, self.external = run, run.pipeline.train.external_trainer
         self.alerts = Alerts(run.events, COMPLAINT_S)
         kept = read_or_set_aside(run.layout.told, run.pipeline.layout.quarantine) if self.external else None
-        told = kept["told"] if kept else []
-        times = (kept or {}).get("at") or [time.time()] * len(told)  # an older version kept none
-        self.told = {path: Told(path, step, at) for (path, step), at in zip(told, times, strict=False)}
+        notices = zip(kept["told"], kept["at"], strict=False) if kept else ()
+        self.told = {path: CheckpointNotice(path, step, at) for (path, step), at in notices}
         self.retry_at = self._tell_at = 0.0
-        self.heard = HeardSteps(self._logged())  # what the trainer told; the worker knows it, too
+        self.heard = StepReports(self._logged())  # what the trainer told; the worker knows it, too
         self.was_saving = False  # as the worker knows it
         self.unsure: list[str] = []  # paths that the last trainer may have left half
 
-    def receive(self) -> list[Told]:
+    def receive(self) -> list[CheckpointNotice]:
         """Keeps the paths that the trainer has told of since the last call, and returns them."""
         new = {one.path: one if one.at else one._replace(at=time.time()) for one in self.run.told}
         self.run.told.clear()
@@ -65,7 +64,7 @@ class Saves:
             self.keep({**self.told, **new})
         return list(new.values())
 
-    def keep(self, told: Mapping[str, Told]) -> None:
+    def keep(self, told: Mapping[str, CheckpointNotice]) -> None:
         """Keeps the told paths that are not sealed."""
         if told == self.told:
             return
@@ -82,7 +81,7 @@ class Saves:
         trainer = self.run.state.trainer
         return trainer is not None and trainer.view.phase == "checkpoint"
 
-    def hear_steps(self, now: float, *, is_due: bool) -> Heard | None:
+    def hear_steps(self, now: float, *, is_due: bool) -> StepReport | None:
         """Notes the newest step that the trainer told and since when; returns it where it is due."""
         trainer = self.run.state.trainer
         if trainer is None or trainer.view.step is None or (now < self._tell_at and not is_due):
@@ -97,12 +96,12 @@ class Saves:
         self.heard.append((since, until, told))
         return self.heard.newest
 
-    def _logged(self) -> Iterator[Heard]:
+    def _logged(self) -> Iterator[StepReport]:
         """Yields what an earlier supervisor wrote to the training log, whose times are whole seconds.
 
         Of a second the last row counts: that step was made by its end, and no higher one within it.
         """
-        heard: dict[float, Heard] = {}
+        heard: dict[float, StepReport] = {}
         for row in read_tail(self.run.layout.metrics) if self.external else ():
             told = {name: row[name] for name in FIELDS if row.get(name) is not None}
             with contextlib.suppress(ValueError, TypeError):
@@ -327,7 +326,7 @@ def _restored(run: Run, job: Job, result: Message) -> None:
         run.events.record("external_set_aside", **words)
     PREPARED.of(run).is_restored = True
     run.counted.saves_refused = 0
-    SAVES.of(run).heard = HeardSteps()  # of the launch before, which may have been further
+    SAVES.of(run).heard = StepReports()  # of the launch before, which may have been further
 
 
 def _failed(run: Run, job: Job, end: WorkerExit) -> None:

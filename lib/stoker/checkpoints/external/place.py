@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,9 @@ class Place:
 
     def given_up_marks(self) -> set[str]:
         """Returns the marks of the states that a rollback or a conviction has moved away."""
-        return {one.mark for one in self._given_up() if one is not None}
-
-    def _given_up(self) -> Iterator[SealedSave | None]:
-        for folder in self.given_up:
-            for one in find_checkpoints(folder):
-                if one.body is not None:
-                    yield SealedSave.of(one.path, one.body.raw, self.directory)
+        found = (one for folder in self.given_up for one in find_checkpoints(folder))
+        saves = (SealedSave.of(one.path, one.body.raw, self.directory) for one in found if one.body)
+        return {save.mark for save in saves if save is not None}
 
     def found(self) -> Matches:
         """Returns the matches of the glob that are not kept out; raises as `expand`."""

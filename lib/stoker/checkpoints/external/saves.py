@@ -126,12 +126,11 @@ def goes_on(before: Outside, written: Written, one: Outside) -> bool:
 
     All that the save had written is there: unchanged, or the same file with more in it.
     """
-    own = {name: state for name, state in before.files.items() if state.mtime_ns >= written.began_ns}
-    later = {name: one.files.get(name) for name in own}
+    own = ((name, was) for name, was in before.files.items() if was.mtime_ns >= written.began_ns)
     return all(
-        now is not None and (now == was or (now.inode == was.inode and now.size >= _GROWN * was.size))
-        for (name, was) in own.items()
-        for now in [later[name]]
+        (now := one.files.get(name)) is not None
+        and (now == was or (now.inode == was.inode and now.size >= _GROWN * was.size))
+        for name, was in own
     )
 
 

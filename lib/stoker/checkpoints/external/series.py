@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.checkpoints.external.find import Outside
-from stoker.checkpoints.external.heard import HeardSteps
 from stoker.checkpoints.external.names import says_step, steps_in
 from stoker.checkpoints.external.saves import (
     SealedSave,
@@ -18,6 +17,7 @@ from stoker.checkpoints.external.saves import (
     sizes_of,
     written_since,
 )
+from stoker.checkpoints.external.step_reports import StepReports
 from stoker.checkpoints.external.whole import shows_end
 
 RECENT = 8  # sealed saves whose paths are looked into although they are old: a look must cost little
@@ -28,7 +28,7 @@ LONGEST_PAUSE = 10.0  # times the quiet time: what comes later is another save
 
 
 @dataclass
-class Seen:
+class PathState:
     """The state of a path, since when it is the same, and the save that it is of."""
 
     one: Outside
@@ -55,7 +55,7 @@ class Series:
         self.saves, self.quiet_s, self._first_quiet_s, self._clock = saves, quiet_s, first_quiet_s, clock
         self.known = given_up | {one.mark for one in saves}
         self.pause_s = max((one.written.pause_s for one in saves), default=0.0)  # the longest within a save
-        self._seen: dict[Path, Seen] = {}
+        self._seen: dict[Path, PathState] = {}
         self._whole: dict[str, Mapping[str, int]] = {}  # what the last save wrote, by the form of its name
 
     @property
@@ -75,7 +75,7 @@ class Series:
         before = self.of_path(one.path)
         return before if before and before.goes_on_in(one, LONGEST_PAUSE * self.quiet_s) else None
 
-    def note(self, one: Outside, *, has_pauses: bool) -> Seen:
+    def note(self, one: Outside, *, has_pauses: bool) -> PathState:
         """Returns what is known of a path's state; with `has_pauses` notes how long its save paused."""
         seen, half = self._seen.get(one.path), self.half_of(one)
         if seen is not None and seen.one.mark == one.mark:
@@ -96,7 +96,7 @@ class Series:
             pause_s = one.saved_at - was_saved_at
             self.pause_s = max(self.pause_s, pause_s)
         written_now = Written(min(began_ns, earlier.began_ns), max(earlier.pause_s, pause_s))
-        self._seen[one.path] = Seen(one, self._clock(), written_now, has_missed)
+        self._seen[one.path] = PathState(one, self._clock(), written_now, has_missed)
         return self._seen[one.path]
 
     def forget(self, path: Path) -> None:
@@ -110,7 +110,7 @@ class Series:
         )
         self.known.add(save.mark)
 
-    def wait_s(self, seen: Seen) -> float:
+    def wait_s(self, seen: PathState) -> float:
         """Returns how long a state must not change before its save counts as over."""
         one = seen.one
         is_known = self.half_of(one) or self.is_like_before(one) or self.shows_end(one)
@@ -136,7 +136,7 @@ class Series:
         """Returns whether what is written last is there, and not left of a save before."""
         return (one.kind == "file" or self.of_path(one.path) is None) and shows_end(one)
 
-    def step_of(self, seen: Seen, heard: HeardSteps, repeated: Collection[int]) -> int | None:
+    def step_of(self, seen: PathState, heard: StepReports, repeated: Collection[int]) -> int | None:
         """Returns the step of a state that was not told; None where nobody knows it.
 
         It is in its name, where that agrees with what the trainer told or printed meanwhile; or what it had
@@ -152,7 +152,9 @@ class Series:
             heard.step_of(numbers, step, seen.written.began_ns / 1e9 - LAG_S, one.saved_at) if heard else step
         )
 
-    def number_of(self, seen: Seen, step: int | None, heard: HeardSteps, replaces: SealedSave | None) -> int:
+    def number_of(
+        self, seen: PathState, step: int | None, heard: StepReports, replaces: SealedSave | None
+    ) -> int:
         """Returns the number in the sealed directory's name: the step, or at least what was made by then."""
         if replaces is not None and step in (None, replaces.step):
             return replaces.number

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.external.find import OF_ONE_PATH, Matches, Outside, Refused, look_at, shown
-from stoker.checkpoints.external.heard import HeardSteps
 from stoker.checkpoints.external.names import step_in, steps_in
 from stoker.checkpoints.external.place import Place
 from stoker.checkpoints.external.saves import SealedSave, form
 from stoker.checkpoints.external.sealing import is_copy, seal_outside
-from stoker.checkpoints.external.series import LAG_S, Seen, Series
+from stoker.checkpoints.external.series import LAG_S, PathState, Series
+from stoker.checkpoints.external.step_reports import StepReports
 from stoker.checkpoints.external.whole import why_not_whole
 from stoker.store.direct import Progress
 from stoker.store.errors import DataError, Transient
@@ -65,7 +65,7 @@ class Watch:
     logs: Mapping[str, Path]  # plan and timelines
     tell: Callable[..., None]
     progress: Progress = lambda _: None
-    heard: HeardSteps = field(default_factory=HeardSteps)
+    heard: StepReports = field(default_factory=StepReports)
     quiet_s: float = 5.0
     first_quiet_s: float = 15.0  # for a save that is like none before it
     clock: Callable[[], float] = time.monotonic
@@ -183,7 +183,7 @@ class Watch:
         later = (path for path in others if (step_in(path.name) or 0) >= step)
         return any(os.lstat(path).st_mtime > one.saved_at for path in later)
 
-    def _is_due(self, seen: Seen) -> bool:
+    def _is_due(self, seen: PathState) -> bool:
         """Returns whether a running trainer's state is whole, as far as one can know."""
         one = seen.one
         if self._is_told(one):
@@ -193,7 +193,7 @@ class Watch:
         is_heard = self.heard.covers(one.saved_at) or time.time() - one.saved_at >= LAG_S
         return is_heard and self.clock() - seen.since >= self.series.wait_s(seen)
 
-    def _is_whole(self, seen: Seen, end: End) -> bool:
+    def _is_whole(self, seen: PathState, end: End) -> bool:
         """Returns whether something shows that a state which an ended trainer has left is whole."""
         one, newest = seen.one, self.series.newest
         if end.is_clean or self._is_told(one) or self.series.shows_end(one):
@@ -215,7 +215,7 @@ class Watch:
         tells = tells or self._is_reported(one)
         return not tells and end.alive_at - one.saved_at >= self.series.wait_s(seen)
 
-    def _take(self, seen: Seen, why_unsure: str = "", *, is_at_rest: bool = False) -> None:
+    def _take(self, seen: PathState, why_unsure: str = "", *, is_at_rest: bool = False) -> None:
         one, newest = seen.one, self.series.newest
         is_newest = newest is None or one.saved_at > newest.saved_at
         why = why_not_whole(one) or why_unsure
@@ -240,7 +240,7 @@ class Watch:
         else:
             self._try_to_seal(seen, step, replaces, is_at_rest=is_at_rest)
 
-    def _step(self, seen: Seen) -> tuple[int | None, SealedSave | None]:
+    def _step(self, seen: PathState) -> tuple[int | None, SealedSave | None]:
         """Returns the step of a state, None where nobody knows it, and the sealed save that it replaces."""
         one, newest = seen.one, self.series.newest
         if (half := self.series.half_of(one)) is not None and not self._is_told(one):
@@ -254,7 +254,7 @@ class Watch:
         return step, newest if is_guess or (step is not None and step == newest.step) else None
 
     def _try_to_seal(
-        self, seen: Seen, step: int | None, replaces: SealedSave | None, *, is_at_rest: bool
+        self, seen: PathState, step: int | None, replaces: SealedSave | None, *, is_at_rest: bool
     ) -> None:
         try:
             self.seal(seen, step, replaces)
@@ -264,7 +264,7 @@ class Watch:
                 raise
             seen.since = self.clock()
 
-    def seal(self, seen: Seen, step: int | None, replaces: SealedSave | None = None) -> Path:
+    def seal(self, seen: PathState, step: int | None, replaces: SealedSave | None = None) -> Path:
         """Seals a path's state as a step, or as the next number without one; raises as `seal_outside`."""
         began, one, room = self.clock(), seen.one, None
         number = self.series.number_of(seen, step, self.heard, replaces)

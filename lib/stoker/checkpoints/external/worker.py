@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.external.find import OF_ONE_PATH, look_at, shown
-from stoker.checkpoints.external.heard import HeardSteps
 from stoker.checkpoints.external.names import step_in
 from stoker.checkpoints.external.place import Place
 from stoker.checkpoints.external.restoring import drop_asides, put_aside, restore
+from stoker.checkpoints.external.step_reports import StepReports
 from stoker.checkpoints.external.watch import End, Watch
 from stoker.checkpoints.external.whole import why_not_whole
 from stoker.kit.workers.child import Report, give_way, heartbeat, run_worker
@@ -60,7 +60,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def _watch_of(task: dict[str, Any], place: Place, report: Report, alive: Progress) -> Watch:
     logs = {name: Path(path) for name, path in task["logs"].items()}
-    heard = HeardSteps(map(tuple, task["heard"]))
+    heard = StepReports(map(tuple, task["heard"]))
     quiet = task["quiet_s"], task["first_quiet_s"]
     watch = Watch(place, task["launch"], task["body"], logs, report, alive, heard, *quiet)
     watch.is_saving = task["is_saving"]

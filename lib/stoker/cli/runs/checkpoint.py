@@ -11,7 +11,7 @@ import click
 
 from stoker.checkpoints.format import BODY, known_step
 from stoker.checkpoints.mirror.layout import Mirrored
-from stoker.checkpoints.retention import Found, counts, find_checkpoints
+from stoker.checkpoints.retention import CheckpointEntry, counts, find_checkpoints
 from stoker.cli.options import answer, json_option, pipeline_file, plural
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
@@ -67,7 +67,7 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     return {"v": 1, "pipeline": pipeline.name, "run": run, "checkpoints": rows}
 
 
-def _row(one: Found, copies: set[str]) -> dict[str, Any]:
+def _row(one: CheckpointEntry, copies: set[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"step": one.step, "path": str(one.path), "readable": one.body is not None}
     known = dict.fromkeys(("timeline", "bytes", "sealed_at", "loss", "val_loss", "val_step", "is_step_known"))
     if one.body is None:

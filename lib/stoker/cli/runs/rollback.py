@@ -22,7 +22,7 @@ from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_whole
 from stoker.store.requests import Request
 from stoker.supervise.lost_sets import by_key
-from stoker.supervise.rollback import RollbackRefused, decide, parse_ask, standing
+from stoker.supervise.rollback import RollbackRefused, decide, parse_request, rollback_context
 
 EXIT_REFUSED = 65
 
@@ -78,9 +78,9 @@ def skip_set(pipeline: Pipeline, key: str, reason: str | None, as_json: bool) ->
 def _refused(pipeline: Pipeline, request: Request) -> dict[str, Any] | None:
     """Returns the refusal of what the records show to be impossible; of what may be in the mirror none."""
     run = pipeline.layout.run(pipeline.train.run)
-    there = standing(run, read_plan(run.plan), pipeline.train.global_batch)
+    there = rollback_context(run, read_plan(run.plan), pipeline.train.global_batch)
     try:
-        ask_ = parse_ask(request, there.steps)
+        ask_ = parse_request(request, there.steps)
         if ask_.to not in {0, *there.steps} and _is_mirrored(pipeline, ask_.to):
             return None
         decide(ask_, there, _sources(pipeline) if ask_.lost else None)

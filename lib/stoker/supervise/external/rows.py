@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from stoker.supervise.health.trainer_protocol import Said, parse
+from stoker.supervise.health.trainer_protocol import TrainerMessage, parse
 
 # Of a trainer that tells thousands of steps a second, the others are left out.
 ROWS_PER_S, MOST_ROWS = 10.0, 1000
@@ -34,7 +34,7 @@ class Rows:
                     self._room -= 1
                     yield row
 
-    def _of(self, said: Said) -> Iterator[Mapping[str, Any]]:
+    def _of(self, said: TrainerMessage) -> Iterator[Mapping[str, Any]]:
         step = said.get("step", self._step_of_words)  # a loss may come in a word of its own
         self._step_of_words = max(step, self._step_of_words)
         if step > self._step and ("loss" in said or "nonfinite" in said):

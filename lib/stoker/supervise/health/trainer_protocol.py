@@ -22,14 +22,14 @@ STEPPING = frozenset({"train", "eval", "checkpoint"})  # also between steps
 COUNTING = frozenset({"eval", "checkpoint"})  # in which a higher DONE is progress
 
 
-Said = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
+TrainerMessage = Mapping[str, Any]  # fields of `TrainerView`, and those that the view does not keep
 _NOT_OF_THE_VIEW = (
     *("at", "checkpoint", "done", "nonfinite", "numerics", "pid", "rank"),
     *("save_failed", "save_in_place", "stacks", "unknown"),
 )
 
 
-class Told(NamedTuple):
+class CheckpointNotice(NamedTuple):
     """A checkpoint that the trainer told of: path, newest step then, and Unix time where it said so."""
 
     path: str
@@ -37,7 +37,7 @@ class Told(NamedTuple):
     at: float | None = None
 
 
-def parse(datagram: bytes, launch: str) -> Said | None:
+def parse(datagram: bytes, launch: str) -> TrainerMessage | None:
     """Returns the valid values of a datagram; None when it is of another launch, too long or no text."""
     if len(datagram) > MOST_BYTES:
         return None
@@ -107,7 +107,7 @@ class TrainerView:
         return replace(self, moved_at=now, spent_s={})
 
 
-def heard(view: TrainerView, said: Said, now: float) -> TrainerView:
+def heard(view: TrainerView, said: TrainerMessage, now: float) -> TrainerView:
     """Returns the view after a datagram; values that the datagram leaves out stay.
 
     Of another rank than 0 only the step counts: it has no loss of the run's, and its phase may lag behind.

@@ -184,7 +184,7 @@ class Checkpoints:
         return [one.step for one in removed]
 
 
-Look = Literal["wait", "try", "no"]
+ListingNeed = Literal["wait", "try", "no"]
 
 LOOK_AGAIN_S = 3600.0  # an operator may clear warm by hand
 COMPLAINT_S = 600.0
@@ -234,7 +234,7 @@ class MirrorState:
         self._backoff.reset()
         return True
 
-    def to_look(self, here: int | None, history: History, *, has_rejected: bool) -> Look:
+    def to_look(self, here: int | None, history: History, *, has_rejected: bool) -> ListingNeed:
         """Returns whether a launch from step `here` (None: the beginning) must list the mirror first.
 
         `wait`: the mirror could hold a newer checkpoint than any proven here, and an older start would

@@ -128,13 +128,9 @@ class Goodput:
         self.totals["redone"] += self.undecided_s
         self.spans, self.underway_s, self.step = [], 0.0, step
 
-    def body(self) -> dict[str, Any]:
-        """Returns the account as JSON."""
-        return dict(vars(self))
-
 
 def read_account(body: Mapping[str, Any]) -> Goodput:
-    """Returns the account from its `body`."""
+    """Returns the account from its fields (`vars`)."""
     spans: Sequence[Sequence[Any]] = body["spans"]
     totals = {name: float(body["totals"].get(name, 0.0)) for name in BUCKETS}
     rest = {name: body[name] for name in ("at", "bucket", "underway_s", "step", "held")}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.supervise import actions as do
 from stoker.supervise.health.exits import GuardedEnd
-from stoker.supervise.mirror.inventory import Look
+from stoker.supervise.mirror.inventory import ListingNeed
 from stoker.supervise.policy import Facts
 from stoker.supervise.run.gates import Gate
 from stoker.supervise.trainer_kind import BUILT_IN, TrainerKind
@@ -26,7 +26,7 @@ class AskedRollback:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """The facts of one cycle; the facts that the phase does not need keep their defaults."""
 
     kind: TrainerKind = BUILT_IN
@@ -49,7 +49,7 @@ class Seen:
     candidate: str = ""  # the newest sealed checkpoint of the history
     is_on_history: bool = True  # the candidate, once its proof has read its timeline
     step: int = 0  # of the newest proven checkpoint
-    look: Look = "no"  # whether the mirror must be listed before a launch from the candidate
+    look: ListingNeed = "no"  # whether the mirror must be listed before a launch from the candidate
     newer: Mirrored | None = None  # the mirror's newest copy that is newer than the candidate
     why_not_from_start: str = ""  # why the run cannot begin at step 0
 

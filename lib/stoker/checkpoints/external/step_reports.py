@@ -15,7 +15,7 @@ from typing import Any
 MOST_HEARD = 512  # words of the trainer that are kept, at most one a second
 
 # Since when it is the newest and until when surely, Unix time; step, tokens, loss, val_loss.
-Heard = tuple[float, float, Mapping[str, Any]]
+StepReport = tuple[float, float, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Bounds:
         return self.least if self.least == self.most else None
 
 
-class HeardSteps:
+class StepReports:
     """The newest words of the trainer, the oldest first."""
 
-    def __init__(self, heard: Iterable[Heard] = ()) -> None:
-        self._heard = deque[Heard](heard, MOST_HEARD)
+    def __init__(self, heard: Iterable[StepReport] = ()) -> None:
+        self._heard = deque[StepReport](heard, MOST_HEARD)
 
-    def append(self, one: Heard) -> None:
+    def append(self, one: StepReport) -> None:
         """Adds the newest word, or until when it is still the newest."""
         since, until, told = one
         if self._heard and self._heard[-1][2] == told:
@@ -45,10 +45,10 @@ class HeardSteps:
         self._heard.append((since, until, told))
 
     @property
-    def newest(self) -> Heard | None:
+    def newest(self) -> StepReport | None:
         return self._heard[-1] if self._heard else None
 
-    def __iter__(self) -> Iterator[Heard]:
+    def __iter__(self) -> Iterator[StepReport]:
         return iter(self._heard)
 
     def __bool__(self) -> bool:
