@@ -83,7 +83,7 @@ def test_each_file_is_judged_by_what_became_of_its_own_workers(tmp_path: Path, m
     mischief.plan("die", "vanishing", signal.SIGBUS)
     good = {f"{name}.parquet": "released" for name in names}
     with running(data):
-        wait_until(lambda: mischief.tries("vanishing"), what="the file that is to vanish")
+        wait_until(lambda: mischief.tries("vanishing"), 2 * LONG_S, "the file that is to vanish")
         for file in data.pipeline.hot_layout.parquet.glob("vanishing*"):
             file.unlink()
         bad = {"bus.parquet": "quarantined", "fat.parquet": "quarantined"}

@@ -68,7 +68,8 @@ def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, star
     assert written <= kept <= came  # one piece may have been under way
     worker.fetch(file)
     worker.until("done")
-    assert hub.served("stop") == SIZE + CUT - kept  # the rest of CUT was still the kernel's
+    # The rest of CUT was still the kernel's
+    assert SIZE + CUT - came <= hub.served("stop") <= SIZE + CUT - kept
 
 
 def test_a_partial_file_that_rotted_is_not_built_upon(hub: LoopbackHub, landing: Path, start: Start) -> None:
