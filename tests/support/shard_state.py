@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from stoker.corpus.quarantine.directory import Kept, open_folder
+from stoker.corpus.quarantine.directory import QuarantineEntry, open_folder
 from stoker.corpus.records.receipts import Receipt, ReceiptState, write_receipt
 from stoker.corpus.records.sources import PUBLISHED, Books, Source, SourceState, write_source
 from stoker.corpus.schedule.outcome import Outcome
@@ -165,14 +165,14 @@ class Shard:
         records.touched.add(path)
         return receipt
 
-    def finding(self, path: str = "a", **body: Any) -> Kept:
+    def finding(self, path: str = "a", **body: Any) -> QuarantineEntry:
         """Put a finding against the path's file into quarantine, and read it."""
         sha256 = self.dataset.sources[path].sha256
         reason = {"path": path, "sha256": sha256, "reason": "page_corrupt", "detail": "", **body}
         folder = open_folder(self.layout.quarantine, "parquet", record_name("prose", path), reason)
         return self.kept(folder.name)
 
-    def kept(self, name: str) -> Kept:
+    def kept(self, name: str) -> QuarantineEntry:
         """What is in quarantine under this name now."""
         quarantine = self.state.quarantine
         quarantine.read_soon()

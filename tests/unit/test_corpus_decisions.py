@@ -14,7 +14,7 @@ from stoker.corpus.records.receipts import Listing, Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.outcome import Evidence, convicted, judge
 from stoker.corpus.source.folder import FileSeen, FolderRules, Watched, is_rot, settling, watch
-from stoker.corpus.staging.disk_contents import Seen, parquet_name, reconcile_hot
+from stoker.corpus.staging.disk_contents import ScanResult, parquet_name, reconcile_hot
 from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import DataError
 from stoker.store.layout import HotLayout
@@ -202,7 +202,7 @@ def test_what_a_record_claims_and_hot_lacks_is_started_anew() -> None:
         "c": source("c", "building", key="c" * 64),
         "d": source("d", "released", key="d" * 64),
     }
-    seen = Seen(("d" * 16,), parquet=(parquet_name(sources["c"]),), building=("c" * 16,))
+    seen = ScanResult(("d" * 16,), parquet=(parquet_name(sources["c"]),), building=("c" * 16,))
     assert [path for path, _ in reconcile_hot(hot, seen, sources).renew] == ["a", "b"]
 
 
@@ -210,7 +210,7 @@ def test_leftovers_are_removed_and_what_is_not_ours_is_left_alone() -> None:
     hot = HotLayout(Path("/hot"))
     done = source("a", "released", key="a" * 64)
     begun = source("b", "building", key="b" * 64)
-    seen = Seen(
+    seen = ScanResult(
         parquet=(parquet_name(done), parquet_name(begun), "somebody-elses.parquet"),
         building=("a" * 16, "a" * 16 + ".lock", "b" * 16, "b" * 16 + ".lock"),
         published=("a" * 16,),

@@ -19,7 +19,7 @@ from stoker.corpus.http.retry_rules import (
     TRANSIENT,
     Answer,
     FetchFailed,
-    Kept,
+    PartialContent,
     judge,
     next_pause,
     refusal,
@@ -119,49 +119,57 @@ def test_what_an_answers_status_means(status: int, place: dict[str, bool], kind:
 @pytest.mark.parametrize(
     ("kept", "file", "part_bytes", "offset"),
     [
-        (Kept(), FILE, 0, 0),
-        (Kept(60, '"e"', 100), FILE, 60, 60),
-        (Kept(60, '"e"', 100), FILE, 75, 60),  # what is beyond the claim is cut away
-        (Kept(60, '"e"', 100), FILE, 59, 0),
-        (Kept(60, '"e"', 90), FILE, 60, 0),  # of another file, by its size
-        (Kept(101, '"e"', None), FILE, 101, 0),
-        (Kept(60, "", 100), FILE, 60, 60),  # the sum decides in the end
-        (Kept(60, '"e"', 100), BARE, 60, 60),
-        (Kept(60, "", 100), BARE, 60, 0),  # nobody could tell another content
-        (Kept(100, '"e"', 100), FILE, 100, 100),
+        (PartialContent(), FILE, 0, 0),
+        (PartialContent(60, '"e"', 100), FILE, 60, 60),
+        (PartialContent(60, '"e"', 100), FILE, 75, 60),  # what is beyond the claim is cut away
+        (PartialContent(60, '"e"', 100), FILE, 59, 0),
+        (PartialContent(60, '"e"', 90), FILE, 60, 0),  # of another file, by its size
+        (PartialContent(101, '"e"', None), FILE, 101, 0),
+        (PartialContent(60, "", 100), FILE, 60, 60),  # the sum decides in the end
+        (PartialContent(60, '"e"', 100), BARE, 60, 60),
+        (PartialContent(60, "", 100), BARE, 60, 0),  # nobody could tell another content
+        (PartialContent(100, '"e"', 100), FILE, 100, 100),
     ],
 )
-def test_from_which_byte_to_go_on(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> None:
+def test_from_which_byte_to_go_on(
+    kept: PartialContent, file: RemoteFile, part_bytes: int, offset: int
+) -> None:
     assert resume_offset(kept, file, part_bytes) == offset
 
 
 @pytest.mark.parametrize(
     ("kept", "file", "part_bytes", "offset", "end"),
     [
-        (Kept(60, '"e"', 100), FILE, 80, 60, 80),
-        (Kept(0, '"e"', 100), FILE, 100, 0, 100),
-        (Kept(60, '"e"', 100), FILE, 60, 60, 60),
-        (Kept(60, '"e"', 100), FILE, 101, 60, 60),  # more than there are
-        (Kept(60, '"e"', 100), RemoteFile.listed("a", None, "s", None, "http://h/a"), 101, 60, 60),
-        (Kept(60, '"e"', None), RemoteFile.listed("a", None, "s", None, "http://h/a"), 101, 60, 101),
-        (Kept(60, '"e"', 100), BARE, 80, 60, 60),  # nothing would tell
-        (Kept(60, '"e"', 100), FILE, 40, 0, 0),  # not what was made durable
+        (PartialContent(60, '"e"', 100), FILE, 80, 60, 80),
+        (PartialContent(0, '"e"', 100), FILE, 100, 0, 100),
+        (PartialContent(60, '"e"', 100), FILE, 60, 60, 60),
+        (PartialContent(60, '"e"', 100), FILE, 101, 60, 60),  # more than there are
+        (PartialContent(60, '"e"', 100), RemoteFile.listed("a", None, "s", None, "http://h/a"), 101, 60, 60),
+        (
+            PartialContent(60, '"e"', None),
+            RemoteFile.listed("a", None, "s", None, "http://h/a"),
+            101,
+            60,
+            101,
+        ),
+        (PartialContent(60, '"e"', 100), BARE, 80, 60, 60),  # nothing would tell
+        (PartialContent(60, '"e"', 100), FILE, 40, 0, 0),  # not what was made durable
     ],
 )
 def test_up_to_where_written_bytes_are_believed(
-    kept: Kept, file: RemoteFile, part_bytes: int, offset: int, end: int
+    kept: PartialContent, file: RemoteFile, part_bytes: int, offset: int, end: int
 ) -> None:
     assert written_end(kept, file, part_bytes, offset) == end
 
 
-KEPT = Kept(60, '"e"', 100)
+KEPT = PartialContent(60, '"e"', 100)
 
 
 @pytest.mark.parametrize(
     ("given", "kept", "file", "expected"),
     [
-        (answer(content_length="100"), Kept(), FILE, 100),
-        (answer(), Kept(), FILE, None),  # chunked
+        (answer(content_length="100"), PartialContent(), FILE, 100),
+        (answer(), PartialContent(), FILE, None),  # chunked
         (answer(content_length="100"), KEPT, FILE, 100),  # no ranges there, or another content
         (answer(206, content_range="bytes 60-99/100", etag='"e"'), KEPT, FILE, 100),
         (answer(206, content_range="bytes 60-99/*", etag='"e"'), KEPT, BARE, None),
@@ -174,14 +182,14 @@ KEPT = Kept(60, '"e"', 100)
         (answer(206, content_range=f"bytes {'6' * 5000}-99/100"), KEPT, FILE, "anew"),
         (answer(206, content_range="bytes 60-99/100", etag='"f"'), KEPT, FILE, "anew"),
         (answer(206, content_range="bytes 60-119/120", etag='"e"'), KEPT, BARE, "anew"),
-        (answer(content_length="99"), Kept(), FILE, "length"),
-        (answer(content_length="99"), Kept(), BARE, 99),
-        (answer(content_encoding="gzip"), Kept(), FILE, "encoded"),
-        (answer(content_encoding="identity", content_length="100"), Kept(), FILE, 100),
+        (answer(content_length="99"), PartialContent(), FILE, "length"),
+        (answer(content_length="99"), PartialContent(), BARE, 99),
+        (answer(content_encoding="gzip"), PartialContent(), FILE, "encoded"),
+        (answer(content_encoding="identity", content_length="100"), PartialContent(), FILE, 100),
     ],
 )
 def test_whether_an_answer_is_what_was_asked_for(
-    given: Answer, kept: Kept, file: RemoteFile, expected: int | str | None
+    given: Answer, kept: PartialContent, file: RemoteFile, expected: int | str | None
 ) -> None:
     if not isinstance(expected, str):
         assert judge(given, kept, file) == expected

@@ -15,7 +15,7 @@ import pytest
 
 from stoker.corpus.fetch import landing as landing_module
 from stoker.corpus.fetch.landing import PARTS, Landing, PartRecord
-from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Stopped, Terms
+from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Stopped, TransferConfig
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import Answer, FetchFailed
 from stoker.kit.loop import Backoff
@@ -55,7 +55,7 @@ def on_its_way(landing: Landing, file: RemoteFile = FILE, **changes: Any) -> tup
     def tell(kind: str, **fields: Any) -> None:
         said.append({"kind": kind, **fields})
 
-    terms = Terms(
+    terms = TransferConfig(
         landing=landing,
         bandwidth=Bandwidth(None),
         tell=tell,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.corpus.quarantine.directory import Kept, due
+from stoker.corpus.quarantine.directory import QuarantineEntry, due
 from stoker.corpus.records.dataset import choose_training_set
 from stoker.corpus.records.index import Catalog
 from stoker.corpus.records.receipts import Demand, Listing, Receipt, Unneeded
@@ -159,7 +159,7 @@ class TestGivingUp:
 
     def test_there_is_nothing_to_look_at_again(self) -> None:
         bad = source("a", "quarantined", reason="page_corrupt")
-        kept = Kept(
+        kept = QuarantineEntry(
             "parquet-a-1", "parquet", body={"path": "a", "sha256": sha("a"), "time": "2026-01-01T00:00:00Z"}
         )
         assert due((kept,), [bad], now=2e9, every=1.0) == [kept]

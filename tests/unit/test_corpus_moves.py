@@ -14,7 +14,7 @@ from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
 from stoker.corpus.schedule.decide import decide, decide_moves
 from stoker.corpus.schedule.state import Action, Limits, Room, Situation, WarmContents
-from stoker.corpus.staging.disk_contents import Seen, ratio_of, reconcile_hot, reconcile_warm, set_bytes
+from stoker.corpus.staging.disk_contents import ScanResult, ratio_of, reconcile_hot, reconcile_warm, set_bytes
 from stoker.kit.workers.child import insist_mounted
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import HotLayout, WarmLayout
@@ -152,18 +152,18 @@ class TestLooks:
             each.path: each for each in (source("a"), source("b", "proven"), source("c", evicted=True))
         }
         sources["d"] = source("d", evicting=True)
-        found = reconcile_hot(HotLayout(Path("/hot")), Seen(), sources)
+        found = reconcile_hot(HotLayout(Path("/hot")), ScanResult(), sources)
         assert found.lost == ("a",)
         assert [path for path, _ in found.renew] == ["b"]
 
     def test_trash_goes_but_not_that_of_an_eviction_to_finish(self) -> None:
         sources = {"a": source("a", evicting=True)}
-        seen = Seen((key16("a"),), trash=(f"{key16('a')}-1", f"{key16('b')}-2"))
+        seen = ScanResult((key16("a"),), trash=(f"{key16('a')}-1", f"{key16('b')}-2"))
         found = reconcile_hot(HotLayout(Path("/hot")), seen, sources)
         assert found.remove == (f"/hot/.trash/{key16('b')}-2",)
 
     def test_a_copy_gone_from_warm_is_made_again_and_an_only_set_given_up_at_the_second_look(self) -> None:
-        warm, seen = WarmLayout(Path("/warm")), Seen((), ("/warm/shards/d/.tmp-x",), ("old-1",))
+        warm, seen = WarmLayout(Path("/warm")), ScanResult((), ("/warm/shards/d/.tmp-x",), ("old-1",))
         sources = {"a": source("a"), "b": source("b", evicted=True), "c": source("c", evicting=True)}
         first = reconcile_warm(warm, seen, sources, gone_before=())
         assert (first.lost, first.renew, first.gone) == (("a",), (), {"b"})

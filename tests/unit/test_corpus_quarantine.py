@@ -13,7 +13,7 @@ from stoker.corpus.quarantine.directory import (
     OVER_BYTES,
     OVER_FILES,
     RELEASED,
-    Kept,
+    QuarantineEntry,
     drops,
     due,
     mark,
@@ -28,17 +28,19 @@ DAY_S = 86_400.0
 
 def kept(
     name: str, size: int = 10, *, kind: str = "parquet", at: int = 0, path: str = "a", **marks: Any
-) -> Kept:
+) -> QuarantineEntry:
     time = f"2026-11-20T12:00:{at:02d}Z"
     body = {"path": path, "sha256": "5" * 64, "reason": "page_corrupt", "time": time, **marks}
-    return Kept(f"{kind}-{name}", kind, ("thing",) if size else (), size, body)
+    return QuarantineEntry(f"{kind}-{name}", kind, ("thing",) if size else (), size, body)
 
 
 def source(state: SourceState = "quarantined", path: str = "a", sha256: str = "5" * 64) -> Source:
     return Source("prose", path, 10, sha256, state=state)
 
 
-def gone(*shelf: Kept, files: int = 100, size: int = 1000, **sources: Source) -> list[tuple[str, str]]:
+def gone(
+    *shelf: QuarantineEntry, files: int = 100, size: int = 1000, **sources: Source
+) -> list[tuple[str, str]]:
     chosen = drops(shelf, sources, keep_files=files, keep_bytes=size)
     return [(kept.name.partition("-")[2], why) for kept, why in chosen]
 
@@ -96,9 +98,9 @@ class TestBudget:
 
 
 class TestDue:
-    now = Kept("parquet-x", "parquet", body={"time": "2026-11-20T12:00:00Z"}).looked_at
+    now = QuarantineEntry("parquet-x", "parquet", body={"time": "2026-11-20T12:00:00Z"}).looked_at
 
-    def names(self, *shelf: Kept, after: float, **changes: Any) -> list[str]:
+    def names(self, *shelf: QuarantineEntry, after: float, **changes: Any) -> list[str]:
         sources = changes.pop("sources", {"a": source()})
         options = {"every": DAY_S, **changes}
         return [each.name for each in due(shelf, sources.values(), now=self.now + after, **options)]
@@ -152,7 +154,7 @@ class TestDue:
         (kept("a", kind="other"), source(), "did not put it there"),
     ],
 )
-def test_what_may_be_released(thing: Kept, now: Source | None, word: str | None) -> None:
+def test_what_may_be_released(thing: QuarantineEntry, now: Source | None, word: str | None) -> None:
     found = refusal(thing, now)
     assert found is None if word is None else word in str(found)
 

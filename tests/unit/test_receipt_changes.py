@@ -9,7 +9,7 @@ import pytest
 
 from stoker.corpus.fetch.decide import (
     Change,
-    Said,
+    FetchMessage,
     accepted,
     disputed,
     fetched,
@@ -64,7 +64,7 @@ def test_a_hashed_file(before: Receipt | None, sha256: str, state: str, event: s
     ],
 )
 def test_a_fetched_file(before: Receipt | None, unproven: bool, state: str, event: str) -> None:
-    done = Said("done", "x", how="fetched", size=10, sha256=SUM, unproven=unproven, fetched=10)
+    done = FetchMessage("done", "x", how="fetched", size=10, sha256=SUM, unproven=unproven, fetched=10)
     change = fetched(before, "d", "/l/x", WANTED, done)
     assert told(change) == (state, event)
     assert change.receipt == replace(HERE, state=state)

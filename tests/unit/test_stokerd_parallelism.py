@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.records.sources import Source, SourceState
-from stoker.corpus.staging.disk_contents import Seen, look_at, parquet_name, reconcile_hot
+from stoker.corpus.staging.disk_contents import ScanResult, look_at, parquet_name, reconcile_hot
 from stoker.observe.machine import MemoryFacts, Pressure, PressureGauge
 from stoker.store.layout import HotLayout
 from stokerd.sharding.parallelism import LOOK_EVERY_S, Parallelism
@@ -106,7 +106,7 @@ class TestPartialCopies:
         assert seen.partial == {name: 400}
         assert seen.parquet == ()
 
-        def removed(seen: Seen, state: SourceState) -> list[str]:
+        def removed(seen: ScanResult, state: SourceState) -> list[str]:
             found = reconcile_hot(hot, seen, {"a.parquet": replace(self.SOURCE, state=state)})
             return sorted(path.removeprefix(f"{hot.parquet}/.part-") for path in found.remove)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stoker.supervise.health.liveness import StepTimes
-from stoker.supervise.run.gates import DataInView, GateWants, start_gate
+from stoker.supervise.run.gates import DataInView, RequiredData, start_gate
 
-WANTS = GateWants(sets=2, train_tokens=1000, heldout_tokens=50, seq_len=64)
+WANTS = RequiredData(sets=2, train_tokens=1000, heldout_tokens=50, seq_len=64)
 
 
 @pytest.mark.parametrize(

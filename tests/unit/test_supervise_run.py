@@ -19,7 +19,7 @@ from stoker.plan.log import End, Passed, Plan, Segment
 from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, UnknownFormat
 from stoker.store.layout import RunLayout, StateLayout
-from stoker.supervise.run.gates import GateWants, start_gate
+from stoker.supervise.run.gates import RequiredData, start_gate
 from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
 from stoker.supervise.run.origin import Origin, choose_origin
 from stoker.supervise.run.planner import RETRY_S, Planner
@@ -265,7 +265,8 @@ def test_a_dataset_whose_every_file_is_quarantined_is_complete_without_a_pin(tmp
     view = planner.in_view(None)
     assert view.complete
     assert (
-        start_gate(view, GateWants(sets=1, train_tokens=1, heldout_tokens=0, seq_len=8)).state == "hopeless"
+        start_gate(view, RequiredData(sets=1, train_tokens=1, heldout_tokens=0, seq_len=8)).state
+        == "hopeless"
     )
 
 

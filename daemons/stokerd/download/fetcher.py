@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from stoker.corpus.fetch.decide import Said
+from stoker.corpus.fetch.decide import FetchMessage
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import LOCAL, OF_THE_SOURCE, OURS
 from stoker.corpus.source.remote_listing import access_to
@@ -137,7 +137,7 @@ class Fetcher:
 
     # Reports of the worker
 
-    def hear(self, said: Said) -> RemoteFile | None:
+    def hear(self, said: FetchMessage) -> RemoteFile | None:
         """Handles a message of the worker; returns the requested file that the message ends."""
         state = self._state
         if said.kind == "failed" and self._is_leaving:
@@ -259,7 +259,7 @@ class FetchFailures:
 
     # Failures
 
-    def failed(self, said: Said) -> bool:
+    def failed(self, said: FetchMessage) -> bool:
         """Handles a failed file; returns whether it is given up. UnavailableError ends --once."""
         path, cause, reason, once = said.path, said.cause, said.reason, self._context.once
         blamed = blame(cause, is_repo=self._is_repo, something_came=self._something_came)

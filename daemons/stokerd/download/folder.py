@@ -19,7 +19,7 @@ from stoker.corpus.source.folder import (
     DEFAULT_INCLUDE,
     FileSeen,
     FolderRules,
-    Look,
+    FolderScan,
     Watched,
     file_of,
     settling,
@@ -94,12 +94,12 @@ class FolderSource(Source[Watched]):
                 self.is_looking, self.look_due = False, now + self.look_every_s
                 self.state.retries.succeeded(LISTER)
                 found, self.found = self.found, {}
-                self.take_look(Look.of(message, found))
+                self.take_look(FolderScan.of(message, found))
             case "hashed":
                 self.state.transfers.moved(job.subject, int(message["bytes"]), 0)
                 self.state.progress_at = time.time()
 
-    def take_look(self, look: Look) -> None:
+    def take_look(self, look: FolderScan) -> None:
         """Records a finished look: changed, vanished and refused files."""
         self.seen = True
         for path, reason in look.refused:
@@ -136,7 +136,7 @@ class FolderSource(Source[Watched]):
         due = {path: due for path, due in retries.not_before.items() if due > now and path in pending}
         return {path: moment for path, moment in due.items() if not retries.failures(path)}
 
-    def _pause_or_go_on(self, look: Look) -> None:
+    def _pause_or_go_on(self, look: FolderScan) -> None:
         self.trouble = look.trouble(self.shown, len(self.state.receipts))
         if self.trouble and self.context.once:
             raise UnavailableError(self.trouble)
@@ -146,7 +146,7 @@ class FolderSource(Source[Watched]):
         elif not self.context.once:
             pauses.begin("listing", "source_unavailable", reason, until=math.inf, about=reason)
 
-    def _emptiness(self, look: Look) -> str:
+    def _emptiness(self, look: FolderScan) -> str:
         refused = "".join(f" ({path}: {reason})" for path, reason in look.refused[:1])
         include = ", ".join(self.pipeline.dataset.source.include or DEFAULT_INCLUDE)
         return (

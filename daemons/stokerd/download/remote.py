@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from stoker.corpus.fetch import decide
-from stoker.corpus.fetch.decide import Change, RemoteRules, Said, parse, stretch_of
+from stoker.corpus.fetch.decide import Change, FetchMessage, RemoteRules, parse, stretch_of
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.records.receipts import Listing, Unneeded
 from stoker.corpus.records.record_dir import RecordDir
@@ -221,7 +221,7 @@ class RemoteSource(Source[RemoteFile]):
         elif reason := self.fetcher.ended(ended):
             self.failures.no_landing(reason)
 
-    def _change(self, change: Callable[..., Change], file: RemoteFile, *more: Said) -> None:
+    def _change(self, change: Callable[..., Change], file: RemoteFile, *more: FetchMessage) -> None:
         place = file_of(self.root, file.path)
         self.apply(change(self.state.receipts.get(file.path), self.dataset, place, file, *more))
 

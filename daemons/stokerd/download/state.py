@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal
 
-from stoker.corpus.fetch.decide import Said
+from stoker.corpus.fetch.decide import FetchMessage
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, TRANSIENT
 from stoker.corpus.records.receipts import Demand, Receipt, ReceiptState, demand_reader
@@ -122,7 +122,7 @@ class Transfers(dict[str, Transfer]):
     def add(self, path: str, size: int | None, wish: RemoteFile | None) -> None:
         self[path] = Transfer(path, size, wish)
 
-    def hear(self, said: Said, now: float) -> None:
+    def hear(self, said: FetchMessage, now: float) -> None:
         """Updates a transfer by the fetch worker's message."""
         file = self.get(said.path)
         if file is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 
-from stoker.corpus.quarantine.directory import Kept, mark, open_folder
+from stoker.corpus.quarantine.directory import QuarantineEntry, mark, open_folder
 from stoker.corpus.records.dataset import write_pin
 from stoker.corpus.records.receipts import write_demand
 from stoker.corpus.records.sources import write_source
@@ -78,7 +78,7 @@ class Effects:
             case effects.DropFinding(kept, why, reason_too):
                 self._drop(kept, why, reason_too=reason_too)
 
-    def _drop(self, kept: Kept, why: str, *, reason_too: bool) -> None:
+    def _drop(self, kept: QuarantineEntry, why: str, *, reason_too: bool) -> None:
         folder = self.layout.quarantine / kept.name
         size = int((kept.dropping or {}).get("bytes", kept.bytes))
         about = {"kind": kept.kind, "path": kept.path, "folder": kept.name}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.corpus.quarantine.directory import Kept
+from stoker.corpus.quarantine.directory import QuarantineEntry
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.corpus.records.receipts import Demand
 from stoker.corpus.records.sources import Source
@@ -77,7 +77,7 @@ class MarkFinding:
 class DropFinding:
     """Removes the quarantined files of a finding, and its reason too if requested."""
 
-    kept: Kept
+    kept: QuarantineEntry
     why: str
     reason_too: bool = False
 

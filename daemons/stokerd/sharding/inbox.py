@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stoker.corpus.quarantine.directory import DROP, RELEASE, Kept, read_quarantine
+from stoker.corpus.quarantine.directory import DROP, RELEASE, QuarantineEntry, read_quarantine
 from stoker.kit.daemon import DaemonContext
 from stoker.store.layout import STAGE_SHARD, StateLayout
 from stoker.store.requests import Request
@@ -42,7 +42,7 @@ class QuarantineState:
     def __init__(self, layout: StateLayout) -> None:
         self._directory = layout.quarantine
         self._read_due = self._stamp = 0.0
-        self.kept: tuple[Kept, ...] = ()
+        self.kept: tuple[QuarantineEntry, ...] = ()
 
     def read_soon(self) -> None:
         self._read_due = 0.0
@@ -59,6 +59,6 @@ class QuarantineState:
             self._stamp, self._read_due = stamp, now + READ_EVERY_S
             self.kept = read_quarantine(self._directory)
 
-    def named(self, request: Request) -> Kept | None:
+    def named(self, request: Request) -> QuarantineEntry | None:
         """Returns the quarantine entry that a request names."""
         return next((kept for kept in self.kept if kept.name == request.args.get("name")), None)

@@ -18,7 +18,7 @@ from stoker.store.errors import storage_errors
 from stoker.store.files import opened
 from stokerd.sharding.dataset import DatasetState
 from stokerd.sharding.effects import Effect, Write
-from stokerd.sharding.runs import Wants
+from stokerd.sharding.runs import HydrationDemand
 
 HYDRATIONS = 2
 EVICT_AT_ONCE = 8  # intents per hold of the lock, which supervisors wait for
@@ -30,16 +30,16 @@ def is_tried(dataset: DatasetState) -> bool:
     return dataset.placement.tried == dataset.sources.changes
 
 
-def choose(dataset: DatasetState) -> Wants:
+def choose(dataset: DatasetState) -> HydrationDemand:
     """Returns which sets to bring back."""
     holdings, sources, space = dataset.machine.runs.holdings, dataset.sources, dataset.machine.space
     if not any(run.wants for run in holdings):
-        return Wants()
+        return HydrationDemand()
     free, busy = space.free(dataset.hot, space.floor), _coming(dataset)
     sets, paths = _published(dataset)
     keys, waiting = to_hydrate(sets, holdings, room_bytes=free or 0, at_once=HYDRATIONS, busy=busy)
     wanted = [key for key in urgency(holdings) if key in paths]
-    return Wants(
+    return HydrationDemand(
         hydrate=tuple(paths[key] for key in keys),
         wanted=frozenset(paths[key] for key in wanted),
         cold_bytes=waiting,

@@ -15,7 +15,7 @@ from stokerd.sharding.effects import Alert, AlertOver, Effect
 
 
 @dataclass(frozen=True)
-class Wants:
+class HydrationDemand:
     """What the runs want: paths to bring back now, all wanted paths, the number of them not on hot, and the
     bytes of those that wait; `is_blocked`: they wait for space, not for their turn."""
 
@@ -30,7 +30,7 @@ class Wants:
 class Placement:
     """What was decided for a dataset's sets; `why` is the reason why no more of them can leave hot."""
 
-    wants: Wants = Wants()
+    wants: HydrationDemand = HydrationDemand()
     why: str = ""
     tried: int = -1  # the records' change count at the last try to evict
     # All published sets and each set's path by key, with the inputs that they are made of.

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stoker.exchange.token_files import plain_stat, read_note, unchanged
-from stoker.exchange.token_stream import Found, Piece
+from stoker.exchange.token_stream import Piece, TokenFiles
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened
 
@@ -67,7 +67,7 @@ class ArrowFile:
         return piece
 
 
-def find_arrow(place: Path, split: str, column: str | None) -> Found | None:
+def find_arrow(place: Path, split: str, column: str | None) -> TokenFiles | None:
     """Returns the files of a split, None where the place is no such directory.
 
     A Dataset has one split, whichever it is. Raises DataError, OSError.
@@ -81,8 +81,8 @@ def find_arrow(place: Path, split: str, column: str | None) -> Found | None:
             f"{place / name}: passed over by --split {split}" for name in names if name not in taken
         )
         parts = [_dataset(place / name, column) for name in taken]
-        return Found(tuple(file for part in parts for file in part), notes=left_out)
-    return Found(_dataset(place, column)) if (place / STATE).exists() else None
+        return TokenFiles(tuple(file for part in parts for file in part), notes=left_out)
+    return TokenFiles(_dataset(place, column)) if (place / STATE).exists() else None
 
 
 def _dataset(place: Path, column: str | None) -> tuple[ArrowFile, ...]:

@@ -14,7 +14,7 @@ from stoker.exchange.arrow_rows import find_arrow
 from stoker.exchange.output import new_directory
 from stoker.exchange.to_parquet import COLUMN, convert
 from stoker.exchange.token_files import find_token_files, is_of
-from stoker.exchange.token_stream import MOST_TOKENS, Found
+from stoker.exchange.token_stream import MOST_TOKENS, TokenFiles
 from stoker.shards.format.identity import dtype_for
 from stoker.shards.format.manifest import TOKEN_BYTES
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer, load_tokenizer
@@ -86,7 +86,9 @@ def import_(  # noqa: PLR0917 - click passes an argument per option
     _report(asdict(done), [note for one in found for note in one.notes], keys, as_json=as_json)
 
 
-def _find(place: Path, split: str, column: str | None, tokenizer: FrozenTokenizer, *, trusted: bool) -> Found:
+def _find(
+    place: Path, split: str, column: str | None, tokenizer: FrozenTokenizer, *, trusted: bool
+) -> TokenFiles:
     if not place.exists():
         raise UsageError(f"{place} does not exist; name what to import")
     dtype = dtype_for(tokenizer.vocab_size)

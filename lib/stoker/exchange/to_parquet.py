@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.exchange.output import Sink
-from stoker.exchange.token_stream import Documents, Found, Piece, Tokens
+from stoker.exchange.token_stream import Documents, Piece, TokenFiles, Tokens
 from stoker.shards.format.identity import dtype_for
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer
 from stoker.store.errors import DataError
@@ -37,7 +37,7 @@ class Converted:
 
 
 def convert(
-    places: Sequence[Found],
+    places: Sequence[TokenFiles],
     tokenizer: FrozenTokenizer,
     directory: Path,
     cut: int | None,

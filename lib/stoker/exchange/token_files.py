@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stoker.corpus.records.sources import SPLITS
-from stoker.exchange.token_stream import Found, Piece
+from stoker.exchange.token_stream import Piece, TokenFiles
 from stoker.shards.format.manifest import SUMS, TOKEN_BYTES
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import opened
@@ -72,13 +72,13 @@ class TokenFile:
             raise DataError(f"{self.path}: its sha256 is not the one that was noted when it was exported")
 
 
-def find_token_files(place: Path, split: str, dtype: str) -> Found:
+def find_token_files(place: Path, split: str, dtype: str) -> TokenFiles:
     """Returns the files of a split, or the one file that is the place; raw nanoGPT files have `dtype`.
 
     Raises DataError, OSError.
     """
     if not place.is_dir():
-        return Found((_nanogpt_file(place, dtype, {}),))
+        return TokenFiles((_nanogpt_file(place, dtype, {}),))
     names = sorted(entry.name for entry in place.iterdir())
     if SUMS in names:
         raise DataError(f"{place}: a shard set of Stoker's own; `stoker export` it, and import that")
@@ -86,7 +86,7 @@ def find_token_files(place: Path, split: str, dtype: str) -> Found:
     files, tokenizer, notes = read(place, names)
     taken = tuple(file for file in files if split in ("all", file.split))
     left_out = tuple(f"{file.path}: passed over by --split {split}" for file in files if file not in taken)
-    return Found(taken, tokenizer, (*notes, *left_out))
+    return TokenFiles(taken, tokenizer, (*notes, *left_out))
 
 
 def is_of(tokenizer: str, said: str | None) -> bool:

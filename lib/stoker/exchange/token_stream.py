@@ -51,7 +51,7 @@ class TokenSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class TokenFiles:
     """The files of a place, which are one stream in this order."""
 
     files: tuple[TokenSource, ...]

@@ -29,7 +29,7 @@ class TrainerKind:
 
     follows_plan: bool
     ends_run: bool
-    gate_wants: Callable[[Pipeline], gates.GateWants]
+    gate_wants: Callable[[Pipeline], gates.RequiredData]
     horizon: Callable[[Train], int | None]
     launch_body: Callable[..., dict[str, Any]]
     program: Callable[..., Program]

@@ -10,7 +10,7 @@ from stoker.config.checks import disk_faults
 from stoker.config.load import refuse
 from stoker.corpus.records.sources import PUBLISHED
 from stoker.corpus.schedule.outcome import Outcome
-from stoker.corpus.staging.disk_contents import Seen, reconcile_hot, reconcile_warm
+from stoker.corpus.staging.disk_contents import ScanResult, reconcile_hot, reconcile_warm
 from stoker.kit.workers.pool import Job
 from stoker.store.errors import LockHeld, UnavailableError
 from stokerd.sharding.activities.base import ShardActivity, copy_lost, end_once, set_gone
@@ -85,7 +85,7 @@ def _measured(dataset: DatasetState, disk: Disk) -> Iterator[Effect]:
 def _agree(dataset: DatasetState, disk: Disk, message: Message) -> Iterator[Effect]:
     """Brings the records in line with the contents of the disk."""
     sources, pipeline, is_hot = dataset.sources, dataset.pipeline, disk.place == "hot"
-    seen, untouched = Seen.of(message), disk.untouched(sources, dataset.pool.busy)
+    seen, untouched = ScanResult.of(message), disk.untouched(sources, dataset.pool.busy)
     disk.building_bytes, disk.partial = dict(seen.building_bytes), seen.partial
     if pipeline.warm_layout is None or is_hot:
         found = reconcile_hot(pipeline.hot_layout, seen, untouched)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from stoker.corpus.quarantine.directory import DROP, RELEASE, Kept, drops, due, findings, refusal
+from stoker.corpus.quarantine.directory import DROP, RELEASE, QuarantineEntry, drops, due, findings, refusal
 from stoker.corpus.readers.finding import Finding
 from stoker.corpus.records.sources import PUBLISHED, Source
 from stoker.corpus.schedule.outcome import Outcome
@@ -65,7 +65,7 @@ def _release_replaced(dataset: DatasetState) -> Iterator[Effect]:
             yield from mark_released(kept, "its file has other content now, which is built")
 
 
-def mark_released(kept: Kept, why: str) -> Iterator[Effect]:
+def mark_released(kept: QuarantineEntry, why: str) -> Iterator[Effect]:
     """Records that a finding's source was released for another try."""
     yield event("source_released_from_quarantine", path=kept.path, folder=kept.name, why=why)
     yield MarkFinding(kept.name, {"released": {"time": utc_now(), "why": why}})
@@ -110,7 +110,7 @@ def _drop(dataset: DatasetState, request: Request) -> Iterator[Effect]:
 # Recheck
 
 
-def next_look(dataset: DatasetState) -> tuple[Kept, bool] | None:
+def next_look(dataset: DatasetState) -> tuple[QuarantineEntry, bool] | None:
     """Returns the entry to recheck now, and whether to release it without reading its file."""
     quarantine = dataset.machine.quarantine
     if SUBJECT in dataset.pool or not dataset.hot.is_known:
@@ -127,7 +127,7 @@ def next_look(dataset: DatasetState) -> tuple[Kept, bool] | None:
 class RecheckWork(Work):
     """The entry under recheck, as of the start; `is_forced`: released without reading its file."""
 
-    kept: Kept
+    kept: QuarantineEntry
     source: Source
     is_forced: bool
 
@@ -193,7 +193,7 @@ def _on_end(dataset: DatasetState, job: Job[RecheckWork], outcome: Outcome) -> I
             yield from _answer(dataset, kept, {"refused": words, "finding": False, "again": True})
 
 
-def _answer(dataset: DatasetState, kept: Kept, answer: Mapping[str, Any]) -> Iterator[Effect]:
+def _answer(dataset: DatasetState, kept: QuarantineEntry, answer: Mapping[str, Any]) -> Iterator[Effect]:
     """Answers the requests to release this entry."""
     for request in dataset.machine.inbox.asked(RELEASE):
         if request.args.get("name") == kept.name:

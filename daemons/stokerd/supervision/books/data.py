@@ -25,7 +25,7 @@ from stoker.store.layout import STAGE_SHARD
 from stoker.store.requests import file_request, read_outcome
 from stoker.supervise.actions import Job
 from stoker.supervise.lost_sets import by_key, why_lost
-from stoker.supervise.run.gates import Gate, GateWants, growth_policy, start_gate
+from stoker.supervise.run.gates import Gate, RequiredData, growth_policy, start_gate
 from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import waiting_words
 
@@ -49,7 +49,7 @@ class _Repair:
 class DataReadiness:
     """Decides which shard sets a run needs, proves them, extends the plan and asks for repairs."""
 
-    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, wants: GateWants) -> None:
+    def __init__(self, pipeline: Pipeline, events: Events, planner: Planner, wants: RequiredData) -> None:
         self.events, self.pipeline, self.planner = events, pipeline, planner
         self.needed: dict[str, str] = {}  # by the next launch: key -> sha256 of the manifest
         self.gate: Gate | None = None  # the first closed gate at the last look

@@ -14,9 +14,9 @@ from stoker.cli.options import data_file, plural
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.decide import speaks_of
-from stoker.corpus.http.client import Caller
+from stoker.corpus.http.client import HttpClient
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed, Kept, judge
+from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed, PartialContent, judge
 from stoker.corpus.records.receipts import Receipt, read_receipts
 from stoker.corpus.source.folder import DEFAULT_INCLUDE
 from stoker.store.errors import UnavailableError, UsageError
@@ -94,8 +94,8 @@ def _ask_for(file: RemoteFile, listed: Listed) -> int:
     assert listed.manners is not None  # a folder's files are never to be fetched
     file = file.at(listed.manners.hub, listed.revision)
     try:
-        with Caller(listed.manners).open(file.url) as (answer, _):
-            judge(answer, Kept(), file)
+        with HttpClient(listed.manners).open(file.url) as (answer, _):
+            judge(answer, PartialContent(), file)
     except FetchFailed as failure:
         click.echo(f"asked for       {file.path}: {failure.reason}")
         return EXIT_UNAVAILABLE if failure.kind in REFUSALS else 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.cli.worker_jobs import Workers
 from stoker.config.schema import Pipeline, Source
-from stoker.corpus.http.client import Manners
+from stoker.corpus.http.client import HttpConfig
 from stoker.corpus.http.hub import hub_token
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import REFUSALS, FetchFailed
@@ -37,7 +37,7 @@ class Listed:
     refused_in_all: int
     revision: str = ""
     # how to request the files; None for a folder, whose files are already local
-    manners: Manners | None = None
+    manners: HttpConfig | None = None
 
 
 def list_source(pipeline: Pipeline) -> Listed:
@@ -69,7 +69,7 @@ def _ask(pipeline: Pipeline, source: Source) -> Listed:
         failure = FetchFailed(result["class"], result["reason"], retry_after_s=result.get("retry_after_s"))
         raise error_of(failure, what)
     token_file = None if source.token_file is None else str(source.token_file)
-    manners = Manners(CONNECT_S, READ_S, repo, hub_token(token_file) if repo else None)
+    manners = HttpConfig(CONNECT_S, READ_S, repo, hub_token(token_file) if repo else None)
     return Listed(origin, rows, result["refused"], result["refused_in_all"], result["revision"], manners)
 
 

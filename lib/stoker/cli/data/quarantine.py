@@ -18,7 +18,7 @@ from stoker.corpus.quarantine.directory import (
     DROP,
     KINDS,
     RELEASE,
-    Kept,
+    QuarantineEntry,
     due,
     read_quarantine,
     refusal,
@@ -135,9 +135,9 @@ def revalidate(pipeline: Pipeline, as_json: bool) -> int:
     return _ask_each(pipeline, chosen, RELEASE, {"force": False}, as_json=as_json)
 
 
-def _chosen(pipeline: Pipeline, ids: Sequence[str]) -> list[Kept]:
+def _chosen(pipeline: Pipeline, ids: Sequence[str]) -> list[QuarantineEntry]:
     """Returns the entries that the ids name, each once; UsageError for an id that names no entry."""
-    things, found = read_quarantine(pipeline.layout.quarantine), dict[str, Kept]()
+    things, found = read_quarantine(pipeline.layout.quarantine), dict[str, QuarantineEntry]()
     for one in ids:
         # Of a source's findings the newest; findings not released before released findings.
         of_path = sorted((kept for kept in things if kept.path == one), key=lambda kept: bool(kept.released))
@@ -150,7 +150,7 @@ def _chosen(pipeline: Pipeline, ids: Sequence[str]) -> list[Kept]:
     return list(found.values())
 
 
-def _several(pipeline: Pipeline, ids: Sequence[str], yes: bool) -> list[Kept]:
+def _several(pipeline: Pipeline, ids: Sequence[str], yes: bool) -> list[QuarantineEntry]:
     """Returns the entries that the ids name; requires --yes unless each was named."""
     chosen = _chosen(pipeline, ids)
     if not yes and not {kept.name for kept in chosen} | {kept.path for kept in chosen} >= set(ids):
@@ -160,7 +160,12 @@ def _several(pipeline: Pipeline, ids: Sequence[str], yes: bool) -> list[Kept]:
 
 
 def _ask_each(
-    pipeline: Pipeline, chosen: Sequence[Kept], verb: str, args: Mapping[str, Any], *, as_json: bool
+    pipeline: Pipeline,
+    chosen: Sequence[QuarantineEntry],
+    verb: str,
+    args: Mapping[str, Any],
+    *,
+    as_json: bool,
 ) -> int:
     """Sends the request for each entry in turn; returns the worst exit code."""
     codes, outcomes = [0], []
@@ -189,7 +194,9 @@ def _ask_each(
     return EXIT_FINDING if EXIT_FINDING in codes else max(codes)
 
 
-def _judged(pipeline: Pipeline, kept: Kept, verb: str, args: Mapping[str, Any]) -> dict[str, Any] | None:
+def _judged(
+    pipeline: Pipeline, kept: QuarantineEntry, verb: str, args: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Returns the refusal of a release; None for what may be released, or cannot be judged here."""
     if verb != RELEASE:
         return None
@@ -212,13 +219,13 @@ def _judged(pipeline: Pipeline, kept: Kept, verb: str, args: Mapping[str, Any]) 
     return {"refused": words, "finding": True} if words else None
 
 
-def _facts(kept: Kept) -> dict[str, Any]:
+def _facts(kept: QuarantineEntry) -> dict[str, Any]:
     """Returns an entry with its whole reason, for JSON."""
     found = {"name": kept.name, "kind": kept.kind, "bytes": kept.bytes, "kept": bool(kept.things)}
     return {**found, "revalidations": 0, **kept.body, "path": kept.path, "reason": kept.reason}
 
 
-def _state(kept: Kept) -> str:
+def _state(kept: QuarantineEntry) -> str:
     """Returns the state of an entry in a few words."""
     words = [f"{kept.bytes:,} bytes kept" if kept.things else "nothing kept"]
     marks = {"released": kept.released, "being dropped": kept.dropping, "dropped": kept.dropped}

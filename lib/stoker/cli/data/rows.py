@@ -15,8 +15,8 @@ from stoker.cli.options import PATH, data_file, plural
 from stoker.config.schema import Pipeline
 from stoker.corpus.fetch.decide import speaks_of
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Terms
-from stoker.corpus.http.client import Caller
+from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, TransferConfig
+from stoker.corpus.http.client import HttpClient
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import FetchFailed, next_pause
 from stoker.corpus.readers.finding import BadFile
@@ -84,15 +84,15 @@ def _files(pipeline: Pipeline, listed: Listed, temporary: Path) -> Iterator[tupl
         else:
             remote = file.at(listed.manners.hub, listed.revision)
             try:
-                fetched = _fetch(remote, Caller(listed.manners), landing)
+                fetched = _fetch(remote, HttpClient(listed.manners), landing)
             except FetchFailed as failure:
                 raise error_of(failure, f"{file.path} cannot be read, nothing was written") from failure
             yield file.path, fetched
             fetched.unlink()
 
 
-def _fetch(remote: RemoteFile, caller: Caller, landing: Landing) -> Path:
-    terms = Terms(landing, Bandwidth(None), lambda *_, **__: None, 0.0, READ_S, 0, 0, 0)
+def _fetch(remote: RemoteFile, caller: HttpClient, landing: Landing) -> Path:
+    terms = TransferConfig(landing, Bandwidth(None), lambda *_, **__: None, 0.0, READ_S, 0, 0, 0)
     file = FileFetch(remote, terms, Backoff(0.5, LONGEST_WAIT_S))
     for tries_left in reversed(range(TRIES)):
         try:

@@ -20,7 +20,7 @@ from stoker.corpus.source.folder import FileSeen, file_of, is_rot
 
 
 @dataclass(frozen=True)
-class Said:
+class FetchMessage:
     """One message of the fetch worker: each kind has the fields in its docstring, `cause` for its class."""
 
     kind: str
@@ -46,10 +46,10 @@ class Said:
     device: int = 0
 
 
-def parse(message: Mapping[str, Any]) -> Said:
+def parse(message: Mapping[str, Any]) -> FetchMessage:
     """Returns the message of a worker's line; raises TypeError for an unknown field."""
     fields = {"cause" if name == "class" else name: value for name, value in message.items()}
-    return Said(**{**fields, "unmanaged": tuple(message.get("unmanaged", ()))})
+    return FetchMessage(**{**fields, "unmanaged": tuple(message.get("unmanaged", ()))})
 
 
 # Selection
@@ -179,7 +179,9 @@ def hashed(
     return Change(receipt, "source_changed", {**details, "before": before.sha256})
 
 
-def fetched(before: Receipt | None, dataset: str, place: str, wanted: RemoteFile, done: Said) -> Change:
+def fetched(
+    before: Receipt | None, dataset: str, place: str, wanted: RemoteFile, done: FetchMessage
+) -> Change:
     """Returns the change after a file was fetched, or found whole, at `place` in the landing."""
     state: ReceiptState = "unproven" if done.unproven else "verified"
     identity, revision = wanted.identity, wanted.revision

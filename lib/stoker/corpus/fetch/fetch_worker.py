@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.corpus.fetch.landing import Landing
-from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Stopped, Terms
-from stoker.corpus.http.client import Caller, Manners
+from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, Stopped, TransferConfig
+from stoker.corpus.http.client import HttpClient, HttpConfig
 from stoker.corpus.http.hub import HubRepo, hub_token, origin
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import COUNTED, FetchFailed, next_pause
@@ -121,11 +121,11 @@ class FetchWorker:
         self._alive = paced(lambda: report("alive"), _ALIVE_EVERY_S)
         names = ("min_rate", "read_s", "floor", "keep_files", "keep_bytes")
         limits = {name: task[name] for name in names}
-        self._terms = Terms(self._landing, Bandwidth(task["bandwidth"]), report, **limits)
+        self._terms = TransferConfig(self._landing, Bandwidth(task["bandwidth"]), report, **limits)
         hub = task["hub"] and HubRepo(**task["hub"])
         token = hub_token(task["token_file"]) if hub else None
-        manners = Manners(task["connect_s"], task["read_s"], hub, token)
-        self._callers = [Caller(manners) for _ in range(task["files_at_once"])]
+        manners = HttpConfig(task["connect_s"], task["read_s"], hub, token)
+        self._callers = [HttpClient(manners) for _ in range(task["files_at_once"])]
 
     def run(self) -> dict[str, Any]:
         """Reads requests and commits received bytes, until the input closes or a stop is asked."""
@@ -171,7 +171,7 @@ class FetchWorker:
 
     # Work of the other threads
 
-    def _fetch(self, caller: Caller) -> None:
+    def _fetch(self, caller: HttpClient) -> None:
         while (file := self._queue.take()) is not None:
             try:
                 done = file.attempt(caller)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.corpus.http.retry_rules import Kept
+from stoker.corpus.http.retry_rules import PartialContent
 from stoker.corpus.source.folder import FOREIGN_SUFFIXES
 from stoker.kit.lock import Lock, read_contents
 from stoker.store.errors import LockHeld, UnavailableError
@@ -38,7 +38,7 @@ PARTS, EVIDENCE, CONTENT = ".parts", ".evidence", "content"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartRecord(Kept):
+class PartRecord(PartialContent):
     """The durable part of an unfinished file: `offset` bytes with the sha256 `prefix`.
 
     `validator` and `total` are of the answer that sent them; `sums` is the listing's sum at that time, and

@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.corpus.fetch.landing import Landing, PartRecord, part_bytes
 from stoker.corpus.http.remote_file import RemoteFile
-from stoker.corpus.http.retry_rules import Answer, FetchFailed, Kept, resume_offset, written_end
+from stoker.corpus.http.retry_rules import Answer, FetchFailed, PartialContent, resume_offset, written_end
 from stoker.store.direct import FileHash, hash_file
 from stoker.store.errors import StorageError, UnavailableError
 
@@ -93,7 +93,7 @@ class Part:
         return self._content.size
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> PartialContent:
         """The content that the next bytes must continue."""
         return replace(self.record, offset=self.size)
 

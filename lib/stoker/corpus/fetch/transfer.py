@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stoker.corpus.fetch.landing import Landing
 from stoker.corpus.fetch.part import Part, look_at_landed
-from stoker.corpus.http.client import Caller
+from stoker.corpus.http.client import HttpClient
 from stoker.corpus.http.remote_file import RemoteFile
 from stoker.corpus.http.retry_rules import PROGRESS_BYTES, FetchFailed, judge, resume_offset
 from stoker.corpus.source.hash_worker import Background
@@ -73,7 +73,7 @@ class RateWatch:
 
 
 @dataclass(frozen=True)
-class Terms:
+class TransferConfig:
     """Settings of every transfer: the landing, the report function, the rates, the bytes that stay free, and
     the files and bytes of evidence to keep."""
 
@@ -109,7 +109,7 @@ class Stopped(Exception):
 class FileFetch:
     """One file's transfer. attempt() belongs to one thread at a time; commit() may come from another."""
 
-    def __init__(self, file: RemoteFile, terms: Terms, backoff: Backoff) -> None:
+    def __init__(self, file: RemoteFile, terms: TransferConfig, backoff: Backoff) -> None:
         self.file, self.backoff = file, backoff
         self.failures: Counter[str] = Counter()  # by kind; only those in COUNTED matter
         self.in_hand = False
@@ -122,7 +122,7 @@ class FileFetch:
         )
         self._wake = threading.Event()  # set to end the present attempt
 
-    def attempt(self, caller: Caller) -> Done:
+    def attempt(self, caller: HttpClient) -> Done:
         """Fetches the file from its last durable byte. Raises FetchFailed or Stopped."""
         self._stop_if_asked()
         before = self._part.size
@@ -188,7 +188,7 @@ class FileFetch:
         self.failures["mismatch"] = max(self.failures["mismatch"], self._part.record.mismatches)
         self._tell("start", path=self.file.path, offset=self._part.size)
 
-    def _fetch(self, caller: Caller) -> None:
+    def _fetch(self, caller: HttpClient) -> None:
         if self._part.size and not resume_offset(self._part.kept, self.file, self._part.size):
             self._restart("nothing would show that the rest is of the same content")
         kept = self._part.kept

@@ -33,7 +33,7 @@ _AGENT = "stoker/1 (+file transfer)"
 
 
 @dataclass(frozen=True)
-class Manners:
+class HttpConfig:
     """Settings of requests: the hub and its token; seconds to connect, between two bytes, for a head."""
 
     connect_s: float
@@ -43,13 +43,13 @@ class Manners:
     head_s: float = 120.0
 
 
-class Caller:
+class HttpClient:
     """Opens answers for one thread, over its own connections, which stay alive between requests.
 
     Raises UnavailableError where the environment's proxies or certificates cannot be used.
     """
 
-    def __init__(self, manners: Manners) -> None:
+    def __init__(self, manners: HttpConfig) -> None:
         self._manners = manners
         self._hub = origin(manners.hub.endpoint) if manners.hub else None
         limits = httpx2.Limits(max_keepalive_connections=4, keepalive_expiry=30.0)

@@ -117,7 +117,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Kept:
+class PartialContent:
     """The durable bytes of earlier attempts: `offset` bytes of content with this validator and size."""
 
     offset: int = 0
@@ -125,7 +125,7 @@ class Kept:
     total: int | None = None
 
 
-def resume_offset(kept: Kept, file: RemoteFile, part_bytes: int) -> int:
+def resume_offset(kept: PartialContent, file: RemoteFile, part_bytes: int) -> int:
     """Returns the byte to continue from: the kept offset, or 0 if the content may be another.
 
     part_bytes is the partial file's length: if shorter than claimed, it is not the file that was made
@@ -140,7 +140,7 @@ def resume_offset(kept: Kept, file: RemoteFile, part_bytes: int) -> int:
     return kept.offset
 
 
-def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> int:
+def written_end(kept: PartialContent, file: RemoteFile, part_bytes: int, offset: int) -> int:
     """Returns the end of the bytes in a partial file that a process wrote.
 
     A kill loses no written bytes, only a loss of power may. Bytes beyond `offset` are still unproven, so they
@@ -152,7 +152,7 @@ def written_end(kept: Kept, file: RemoteFile, part_bytes: int, offset: int) -> i
     return part_bytes
 
 
-def judge(answer: Answer, kept: Kept, file: RemoteFile) -> int | None:
+def judge(answer: Answer, kept: PartialContent, file: RemoteFile) -> int | None:
     """Returns the whole file's size by an answer to a request from kept.offset on, None if not given.
 
     Raises FetchFailed for an answer to another request. 200 to a ranged request means a server without

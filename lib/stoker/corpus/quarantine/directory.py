@@ -29,7 +29,7 @@ RELEASE, DROP = "release_quarantined", "drop_quarantined"  # the requests about 
 
 
 @dataclass(frozen=True)
-class Kept:
+class QuarantineEntry:
     """One folder of the quarantine."""
 
     name: str  # of the folder; commands take this name
@@ -78,7 +78,7 @@ class Kept:
         return value if isinstance(value, Mapping) else None
 
 
-def read_quarantine(directory: Path) -> tuple[Kept, ...]:
+def read_quarantine(directory: Path) -> tuple[QuarantineEntry, ...]:
     """Returns every folder of the quarantine, newest first."""
     found = []
     with storage_errors("look through", directory):
@@ -134,7 +134,7 @@ def kind_of(name: str) -> str:
     return kind if kind in KINDS else "other"
 
 
-def _read(folder: Path) -> Kept:
+def _read(folder: Path) -> QuarantineEntry:
     try:
         body = read_record(folder / REASON)
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def _read(folder: Path) -> Kept:
         body = {"reason": f"{REASON} is damaged: {error}"}
     things = sorted(one for one in folder.iterdir() if not one.name.startswith((REASON, f".tmp-{REASON}")))
     names = tuple(thing.name for thing in things)
-    return Kept(folder.name, kind_of(folder.name), names, sum(map(tree_bytes, things)), body)
+    return QuarantineEntry(folder.name, kind_of(folder.name), names, sum(map(tree_bytes, things)), body)
 
 
 def _seconds(text: str) -> float:
@@ -168,13 +168,13 @@ _NEVER = {
 
 
 def drops(
-    things: Sequence[Kept],
+    things: Sequence[QuarantineEntry],
     sources: Mapping[str, Source],
     *,
     keep_files: int,
     keep_bytes: int,
     busy: Collection[str] = (),
-) -> Iterator[tuple[Kept, str]]:
+) -> Iterator[tuple[QuarantineEntry, str]]:
     """Yields findings to drop, and why: settled releases, and the oldest over the budget of their kind.
 
     `things` is sorted newest first; the newest of a kind stays whatever its size, unless keep_files is 0.
@@ -199,18 +199,20 @@ def drops(
                 yield kept, OVER_BYTES
 
 
-def _is_over(kept: Kept, source: Source | None) -> bool:
+def _is_over(kept: QuarantineEntry, source: Source | None) -> bool:
     """Whether the kept copy of a released file can no longer be needed."""
     return source is None or source.sha256 != kept.sha256 or source.state in TERMINAL
 
 
-def findings(things: Sequence[Kept]) -> dict[tuple[str, str], Kept]:
+def findings(things: Sequence[QuarantineEntry]) -> dict[tuple[str, str], QuarantineEntry]:
     """Returns the newest unreleased parquet finding for each content, by source path and sha256."""
     standing = (kept for kept in reversed(things) if kept.kind == "parquet" and kept.released is None)
     return {(kept.path, kept.sha256): kept for kept in standing}
 
 
-def due(things: Sequence[Kept], sources: Iterable[Source], *, now: float, every: float | None) -> list[Kept]:
+def due(
+    things: Sequence[QuarantineEntry], sources: Iterable[Source], *, now: float, every: float | None
+) -> list[QuarantineEntry]:
     """Returns the findings against these sources that are due for another look, longest wait first.
 
     Each is due every `every` seconds, never with None; `now` is in seconds since 1970. The time of a
@@ -227,7 +229,7 @@ def due(things: Sequence[Kept], sources: Iterable[Source], *, now: float, every:
     return sorted(found, key=lambda kept: (kept.looked_at, kept.name))
 
 
-def refusal(kept: Kept, source: Source | None) -> str | None:
+def refusal(kept: QuarantineEntry, source: Source | None) -> str | None:
     """Returns why this cannot be released, None where it can; does not check for an earlier release."""
     if kept.kind != "parquet":
         return _NEVER[kept.kind]

@@ -158,7 +158,7 @@ def _examine(entry: os.DirEntry[str], path: str) -> Found:
 
 
 @dataclass(frozen=True)
-class Look:
+class FolderScan:
     """The result of one look at the source folder; pairs are (path, reason), an empty path is the folder.
 
     `unmanaged` are some of other clients' unfinished files, of `unmanaged_in_all`. `polling` is the reason
@@ -174,7 +174,7 @@ class Look:
     unmanaged_in_all: int = 0
 
     @classmethod
-    def of(cls, message: Mapping[str, Any], files: Mapping[str, Watched]) -> Look:
+    def of(cls, message: Mapping[str, Any], files: Mapping[str, Watched]) -> FolderScan:
         """Returns a look from the lister's last message and the files that it named before."""
         return cls(files, **{each.name: message[each.name] for each in fields(cls) if each.name != "files"})
 

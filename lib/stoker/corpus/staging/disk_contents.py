@@ -36,7 +36,7 @@ HOPELESS = 1.5  # times the size so far: a build that hot could never hold at th
 
 
 @dataclass(frozen=True)
-class Seen:
+class ScanResult:
     """One look at a disk: names in shards/<dataset>/ and .trash/, and on hot in parquet/ and .building/."""
 
     published: Sequence[str] = ()
@@ -53,16 +53,18 @@ class Seen:
         return cls(**values_of(cls, message))
 
 
-def look_at(layout: HotLayout | WarmLayout, dataset: str) -> Seen:
+def look_at(layout: HotLayout | WarmLayout, dataset: str) -> ScanResult:
     """Lists the disk's directories; a missing directory is empty. Raises OSError for a failed read."""
     published, left = _names(layout.shards(dataset))
     trash, _ = _names(layout.trash)
     if isinstance(layout, WarmLayout):
-        return Seen(published, left, trash)
+        return ScanResult(published, left, trash)
     parquet, left_parquet = _names(layout.parquet)
     building, _ = _names(layout.building)
     sizes = {name: _bytes_in(layout.building / name) for name in building}
-    return Seen(published, left_parquet + left, trash, parquet, building, sizes, _partial(layout.parquet))
+    return ScanResult(
+        published, left_parquet + left, trash, parquet, building, sizes, _partial(layout.parquet)
+    )
 
 
 def measure(directory: Path) -> tuple[Disk, bool]:
@@ -127,7 +129,7 @@ class Findings:
     gone: frozenset[str] = frozenset()
 
 
-def reconcile_hot(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> Findings:
+def reconcile_hot(hot: HotLayout, seen: ScanResult, sources: Mapping[str, Source]) -> Findings:
     """Returns the records whose file or set is gone from hot, and the leftovers that no record needs.
 
     Files in the parquet directory that belong to no record stay: Stoker did not put them there. The evict
@@ -165,7 +167,7 @@ def reconcile_hot(hot: HotLayout, seen: Seen, sources: Mapping[str, Source]) -> 
 
 
 def reconcile_warm(
-    warm: WarmLayout, seen: Seen, sources: Mapping[str, Source], *, gone_before: Collection[str]
+    warm: WarmLayout, seen: ScanResult, sources: Mapping[str, Source], *, gone_before: Collection[str]
 ) -> Findings:
     """Returns the records whose copy is gone from warm, and the leftovers of interrupted copies."""
     published, lost, gone = set(seen.published), [], set()

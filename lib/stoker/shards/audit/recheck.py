@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.corpus.quarantine.directory import Kept
+from stoker.corpus.quarantine.directory import QuarantineEntry
 from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.receipts import Receipt
 from stoker.corpus.records.sources import Source
@@ -16,7 +16,9 @@ MODULE = "stoker.shards.audit.recheck_worker"
 GONE = "its file is not there any more, and no good copy of it was kept"
 
 
-def recheck_task(pipeline: Pipeline, kept: Kept, source: Source, receipt: Receipt | None) -> dict[str, Any]:
+def recheck_task(
+    pipeline: Pipeline, kept: QuarantineEntry, source: Source, receipt: Receipt | None
+) -> dict[str, Any]:
     """Returns the task that judges a quarantined file and writes nothing."""
     tokens, name = pipeline.dataset.tokens_column, pipeline.dataset.name
     pin = None if tokens is None else read_pin(pipeline.layout, name)  # its vocabulary; text needs none

@@ -21,7 +21,7 @@ class DataInView:
 
 
 @dataclass(frozen=True)
-class GateWants:
+class RequiredData:
     """The data required before a run's first step; a window is at least seq_len + 1 tokens."""
 
     sets: int
@@ -43,7 +43,7 @@ def first_closed(gates: Iterable[Gate]) -> Gate | None:
     return next((gate for gate in gates if gate.state != "open"), None)
 
 
-def start_gate(data: DataInView, wants: GateWants) -> Gate:
+def start_gate(data: DataInView, wants: RequiredData) -> Gate:
     """Returns whether a new run may begin; complete data suffices if it fills one window."""
     if data.complete:
         if data.train_tokens > wants.seq_len:
@@ -78,10 +78,10 @@ def growth_policy(pipeline: Pipeline) -> GrowthPolicy:
     )
 
 
-def gate_wants(pipeline: Pipeline) -> GateWants:
+def gate_wants(pipeline: Pipeline) -> RequiredData:
     """Returns the data required before a new run begins."""
     train = pipeline.train
-    return GateWants(
+    return RequiredData(
         sets=train.start_when.shard_sets,
         train_tokens=train.start_when.tokens,
         heldout_tokens=train.evaluate.tokens if pipeline.shard.val_ratio else 0,
@@ -89,7 +89,7 @@ def gate_wants(pipeline: Pipeline) -> GateWants:
     )
 
 
-def wants_of_external(pipeline: Pipeline) -> GateWants:
+def wants_of_external(pipeline: Pipeline) -> RequiredData:
     """Returns the same for an external trainer: which windows it reads, and holds out, is its own affair."""
     start_when = pipeline.train.start_when
-    return GateWants(start_when.shard_sets, start_when.tokens, 0, 0)
+    return RequiredData(start_when.shard_sets, start_when.tokens, 0, 0)
