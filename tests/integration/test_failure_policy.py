@@ -201,7 +201,7 @@ def test_a_loop_that_can_start_no_process_waits_until_it_can(tmp_path: Path) -> 
         write_fineweb(data.source / "001.parquet", 150, seed=1)
         data.receive()
         wait_until(lambda: "worker_not_started" in daemon.said(), what="the trouble told")
-        assert data.states()["001.parquet"] != "released"
+        assert data.states().get("001.parquet") != "released"
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
         wait_until(lambda: data.states() == TWO, what="the second set")
 
