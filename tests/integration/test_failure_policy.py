@@ -71,7 +71,7 @@ def ends(data: DataPipeline, kind: str) -> list[str]:
 
 
 def test_each_file_is_judged_by_what_became_of_its_own_workers(tmp_path: Path, mischief: Mischief) -> None:
-    if MemoryWatch().look().headroom_bytes < 2 << 30:
+    if MemoryWatch().sample().headroom_bytes < 2 << 30:
         pytest.skip("needs 2 GiB of memory to spare")
     names = ("bus", "fat", "full", "good", "killed", "once", "vanishing")
     data = files(tmp_path, *names, shard__memory={"hard": "450MiB"})

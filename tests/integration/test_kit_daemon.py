@@ -45,7 +45,7 @@ def story(context: DaemonContext) -> int:
     context.ready("looking")
     rounds, reload = 0, Reload(context, "stokerd.common.check_reload")
     while not context.stopping and not context.once:
-        if (checked := reload.look()) is not None:
+        if (checked := reload.check()) is not None:
             context.hand_over({{}}, {{}}, checked)
         rounds += 1
         context.beat({{"rounds": rounds}}, f"round {{rounds}}")

@@ -130,9 +130,9 @@ class Ground:
     def quiet(self, watch: Watch) -> None:
         """Let the watch see that nothing changes."""
         for _ in range(2):
-            watch.look()
+            watch.scan()
             self.now += watch.first_quiet_s
-        watch.look()
+        watch.scan()
 
     def save(self, name: str, content: bytes) -> Path:
         """Write out/<name> as torch.save does."""

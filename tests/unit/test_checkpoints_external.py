@@ -244,10 +244,10 @@ class TestWatching:
         assert "trainer_state.json" in ground.told("refused")[0]["reason"]
 
         (source / "trainer_state.json").write_bytes(last)
-        watch.look()
+        watch.scan()
         assert ground.sealed == []  # it has changed just now
         ground.now += watch.quiet_s
-        watch.look()
+        watch.scan()
         assert ground.sealed == ["step-000000005"]
         ground.quiet(watch)
         assert [one["step"] for one in ground.told("sealed")] == [5]
@@ -258,7 +258,7 @@ class TestWatching:
         hear(watch, 70, tokens=700, val_loss=2.5)
         hear(watch, 75, tokens=750, val_loss=2.4)
         watch.hear(str(path), 70, time.time())
-        watch.look()
+        watch.scan()
         body = json.loads((ground.checkpoints / "step-000000070" / "checkpoint.json").read_bytes())
         assert (body["tokens"], body["val_loss"], body["external"]["path"]) == (
             700,
@@ -268,7 +268,7 @@ class TestWatching:
         (ground.root / "timelines.jsonl").unlink()  # the supervisor restores it from an older checkpoint
         ground.save("ckpt.pt", b"the second")
         watch.hear("out/ckpt.pt", 80, time.time())
-        watch.look()
+        watch.scan()
         assert ground.sealed == ["step-000000070", "step-000000080"]
 
     def test_a_path_that_was_written_again_since_it_was_told_waits_for_its_word(self, ground: Ground) -> None:
@@ -277,16 +277,16 @@ class TestWatching:
         saved_at = path.stat().st_mtime
         hear(watch, 20, at=saved_at + 0.5)  # it is fast, and each word may come late
         watch.hear("out/ckpt.pt", 10, saved_at - 1)
-        watch.look()
+        watch.scan()
         assert ground.sealed == []
         watch.hear("out/ckpt.pt", 15, saved_at + 0.1)
-        watch.look()
+        watch.scan()
         assert ground.sealed == ["step-000000015"]
         assert ground.told("taken") == [{"told": ["out/ckpt.pt", 15, saved_at + 0.1]}]  # not the word before
         ground.save("ckpt.pt", b"of another that is never told")
         ground.quiet(watch)
         assert len(ground.sealed) == 1  # a trainer that tells its checkpoints says when one is whole
-        watch.look(AT_REST)
+        watch.scan(AT_REST)
         assert ground.sealed == ["step-000000015", "step-000000016"]  # the next number: no step is known
 
     def test_told_paths_outside_through_links_or_missing_are_refused(self, ground: Ground) -> None:
@@ -295,8 +295,8 @@ class TestWatching:
         own = (".", str(ground.root), "state", "state/checkpoints", "a\0b/x")
         for told in ("/etc/passwd", "../x", "out/../../x", "link/passwd", "nowhere.pt", *own):
             watch.hear(told, 1, time.time())
-        watch.look()
-        watch.look()
+        watch.scan()
+        watch.scan()
         assert len(ground.told("refused")) == 10
         assert ground.sealed == []
 
@@ -348,7 +348,7 @@ class TestWatching:
         for since, until, told in heard:
             watch.heard.append((1000.0 + since, 1000.0 + until, {"step": told}))
         os.utime(ground.save(name, b"x"), (1000.0 + saved_at, 1000.0 + saved_at))
-        watch.look(AT_REST)
+        watch.scan(AT_REST)
         [body] = [ground.body(int(name[5:])) for name in ground.sealed]
         assert known_step(body) == step
         assert body["step"] == step or step is None
@@ -363,12 +363,12 @@ class TestWatching:
     def test_a_restart_takes_only_what_is_new(self, ground: Ground) -> None:
         for step in (10, 20):
             ground.save(f"step-{step}.pt", b"%d" % step)
-        ground.watch().look(AT_REST)
+        ground.watch().scan(AT_REST)
         assert ground.sealed == ["step-000000010", "step-000000020"]
         ground.words.clear()
 
         again = ground.watch()
-        again.look(AT_REST)
+        again.scan(AT_REST)
         ground.quiet(again)
         assert ground.words == [("well", {})]
         # A trainer that began again from the start writes steps that are sealed already.
@@ -380,14 +380,14 @@ class TestWatching:
     def test_a_state_that_was_given_up_is_not_sealed_again(self, ground: Ground) -> None:
         for step in (10, 20):
             ground.save(f"step-{step}.pt", b"%d" % step)
-        ground.watch().look(AT_REST)
+        ground.watch().scan(AT_REST)
         (ground.abandoned / "t0").mkdir()
         (ground.checkpoints / "step-000000020").rename(ground.abandoned / "t0" / "step-000000020")
         again = ground.watch(history=((1, None), (0, 10)))
-        again.look(AT_REST)
+        again.scan(AT_REST)
         assert ground.sealed == ["step-000000010"]
         ground.save("step-20.pt", b"made again")
-        again.look(AT_REST)
+        again.scan(AT_REST)
         assert ground.sealed == ["step-000000010", "step-000000020"]
 
     def test_links_and_files_older_than_the_run_are_never_taken(self, ground: Ground) -> None:
@@ -395,14 +395,14 @@ class TestWatching:
         os.utime(old, (1000, 1000))
         (ground.out / "step-6.pt").symlink_to(old)
         watch = ground.watch(begun=2000.0)
-        watch.look(AT_REST)
-        watch.look(AT_REST)
+        watch.scan(AT_REST)
+        watch.scan(AT_REST)
         assert {Path(one["path"]).name for one in ground.told("refused")} == {"step-5.pt", "step-6.pt"}
         assert len(ground.told("refused")) == 2
         assert ground.sealed == []
         # With a clock that was set back behind the run's begin, times say nothing.
         ahead = ground.watch(begun=4e9)
-        ahead.look(AT_REST)
+        ahead.scan(AT_REST)
         assert ground.sealed == ["step-000000005"]
 
     def test_a_failing_disk_is_told_and_tried_again_ever_more_rarely(
@@ -417,13 +417,13 @@ class TestWatching:
         ground.quiet(watch)
         for _ in range(600):
             ground.now += 1.0
-            watch.look()
+            watch.scan()
         assert 8 <= len(ground.told("trouble")) <= 14
         with pytest.raises(OSError, match="no room"):
-            ground.watch().look(AT_REST)
+            ground.watch().scan(AT_REST)
         monkeypatch.undo()
         ground.now += 60.0
-        watch.look()
+        watch.scan()
         assert ground.sealed == ["step-000000005"]
         assert ground.words[-1][0] == "well"
 
@@ -446,18 +446,18 @@ class TestSaves:
         watch = ground.watch("out/*")
         path = self.save(ground, 100)
         watch.hear(str(path), 100, time.time())
-        watch.look()
+        watch.scan()
         self.save(ground, 161, "model.json")
         ground.quiet(watch)
         assert self.steps_of(ground, 100) == {100}
         again = ground.watch("out/*")  # nor of a later launch, before its first word
         ground.quiet(again)
-        again.look(End(alive_at=time.time() + 60))  # killed: half of a save
+        again.scan(End(alive_at=time.time() + 60))  # killed: half of a save
         assert ground.sealed == ["step-000000100"]
         assert again.unsure == [path]
         self.save(ground, 161, "optimizer.json")
         watch.hear(str(path), 161, time.time())
-        watch.look()
+        watch.scan()
         assert self.steps_of(ground, 161) == {161}
 
     def test_nothing_is_taken_by_quiet_while_the_trainer_says_that_it_saves(self, ground: Ground) -> None:
@@ -465,7 +465,7 @@ class TestSaves:
         self.save(ground, 100, "model.json", into="step-100")
         watch.is_saving = True
         ground.quiet(watch)
-        watch.look(End(was_saving=True, alive_at=time.time() + 60))
+        watch.scan(End(was_saving=True, alive_at=time.time() + 60))
         assert ground.sealed == []
         watch.is_saving = False
         self.save(ground, 100, "optimizer.json", into="step-100")
@@ -481,7 +481,7 @@ class TestSaves:
             path = self.save(ground, 100 + number, into="step-100")
             if is_told:
                 watch.hear(str(path), 100, time.time())
-            watch.look(AT_REST)
+            watch.scan(AT_REST)
             assert ground.sealed == ["step-000000100"]
             assert self.steps_of(ground, 100) == {100 + number}
         assert [one["replaced"] for one in ground.told("sealed")] == [None, *["step-000000100"] * 2]
@@ -494,11 +494,11 @@ class TestSaves:
             path = self.save(ground, number)
             watch.hear(str(path), 100, time.time())
             if number == 100:
-                watch.look()
+                watch.scan()
         with reading(ground.checkpoints / "step-000000100"):
-            watch.look()
+            watch.scan()
             assert self.steps_of(ground, 100) == {100}
-        watch.look()
+        watch.scan()
         assert self.steps_of(ground, 100) == {101}
 
     def test_a_half_that_was_sealed_is_sealed_again_and_later_saves_get_the_time_of_its_pause(
@@ -515,14 +515,14 @@ class TestSaves:
 
         again = ground.watch("out/*")  # a later launch knows it, too
         self.save(ground, 200, "model.json", into="step-200", ago_s=50)
-        again.look()
+        again.scan()
         ground.now += 16
-        again.look()
+        again.scan()
         assert ground.sealed == ["step-000000100"]
         self.save(ground, 200, "optimizer.json", into="step-200", ago_s=40)
-        again.look()
+        again.scan()
         ground.now += 2 * 10 + 1
-        again.look()
+        again.scan()
         assert ground.sealed == ["step-000000100", "step-000000200"]
 
     @pytest.mark.parametrize(
@@ -538,13 +538,13 @@ class TestSaves:
     def test_what_a_killed_trainer_leaves_is_taken_where_something_shows_that_it_is_whole(
         self, ground: Ground, names: tuple[str, ...], end: End, is_taken: bool
     ) -> None:
-        ground.watch("out/*").look(AT_REST)
+        ground.watch("out/*").scan(AT_REST)
         self.save(ground, 100, into="step-100", ago_s=100)
-        ground.watch("out/*").look(AT_REST)
+        ground.watch("out/*").scan(AT_REST)
         saved_at = time.time()
         self.save(ground, 200, *names, into="step-200", ago_s=time.time() - saved_at)
         watch = ground.watch("out/*")
-        watch.look(replace(end, alive_at=saved_at + end.alive_at))
+        watch.scan(replace(end, alive_at=saved_at + end.alive_at))
         assert (len(ground.sealed) == 2) == is_taken
         assert bool(watch.unsure) != is_taken
         assert bool(ground.told("refused")) != is_taken
@@ -561,7 +561,7 @@ class TestSaves:
                 write_tree(ground.out / "last", {name: b'{"step": %d, "x"}' % (second // 8)})
                 os.utime(ground.out / "last" / name, (at, at))
             ground.now += 1
-            watch.look()
+            watch.scan()
         assert watch.series.pause_s == 2
         assert len(ground.sealed) == 180 // 8 - 1  # the first one shows what belongs to a save
         [missed] = ground.told("refused")
@@ -583,11 +583,11 @@ class TestSaves:
     ) -> None:
         if before is not None:
             write_tree(ground.out, {"last.json": before})
-            ground.watch().look(AT_REST)
+            ground.watch().scan(AT_REST)
         count = len(ground.sealed)
         write_tree(ground.out, {"last.json": now})
         watch = ground.watch()
-        watch.look(replace(end, alive_at=time.time()))
+        watch.scan(replace(end, alive_at=time.time()))
         assert len(ground.sealed) - count == is_taken
         assert bool(watch.unsure) != is_taken
 
@@ -597,23 +597,23 @@ class TestSaves:
         watch = ground.watch()
         for name in ("step-100.pt", "last.ckpt"):
             ground.save(name, b"one")
-        watch.look(AT_REST)
+        watch.scan(AT_REST)
         assert ground.sealed == ["step-000000100"]
         assert ground.told("refused") == []
         for name in ("run-7-a.pt", "run-7-b.pt"):
             ground.save(name, name.encode())
-        watch.look(AT_REST)
+        watch.scan(AT_REST)
         assert [one["step"] for one in ground.told("sealed")] == [100, None, None]
 
     def test_a_sealed_state_that_retention_removed_is_not_refused_at_each_look(self, ground: Ground) -> None:
         for step in (10, 20):
             self.save(ground, step, into=f"step-{step}", ago_s=100 - step)
-            ground.watch().look(AT_REST)
+            ground.watch().scan(AT_REST)
         assert remove_checkpoint(ground.checkpoints / "step-000000010")
         ground.words.clear()
         (ground.out / "step-10").chmod(0o750)  # as a copy of the whole directory does
         watch = ground.watch()
-        watch.look(AT_REST)
+        watch.scan(AT_REST)
         ground.quiet(watch)
         assert ground.words == [("well", {})]
 
@@ -627,7 +627,7 @@ def test_one_bad_neighbour_is_refused_alone_and_told_once(
     watch = ground.watch("out/**/step-*")
     with patch.object(os, "scandir", _refusing(ground.out / "lost+found", os.scandir)):
         for _ in range(2):
-            watch.look(AT_REST)
+            watch.scan(AT_REST)
     assert ground.sealed == ["step-000000001"]
     reasons = {Path(one["path"]).name: one["reason"] for one in ground.told("refused")}
     assert "Permission" in reasons["lost+found"]
@@ -651,9 +651,9 @@ def test_half_of_a_file_may_be_as_long_as_the_whole_save_before_where_saves_grow
     *, ground: Ground, size: int, is_sealed: bool
 ) -> None:
     write_tree(ground.out, {"last.bin": b"x" * 100_000})
-    ground.watch("out/last.bin").look(AT_REST)
+    ground.watch("out/last.bin").scan(AT_REST)
     write_tree(ground.out, {"last.bin": b"y" * size})
-    ground.watch("out/last.bin").look(End())
+    ground.watch("out/last.bin").scan(End())
     assert len(ground.told("sealed")) == 1 + is_sealed
 
 
@@ -667,9 +667,9 @@ def test_a_path_that_was_told_before_waits_for_its_word_also_after_a_save_whose_
     save(b"x", 30)
     told = ground.watch("out/last.bin")
     told.hear("out/last.bin", 1, time.time())
-    told.look()
+    told.scan()
     save(b"y", 20)
-    ground.watch("out/last.bin").look(AT_REST)  # its supervisor was killed before it heard
+    ground.watch("out/last.bin").scan(AT_REST)  # its supervisor was killed before it heard
     save(b"z", 10)
     later = replace(ground.watch("out/last.bin"), launch="another")
     ground.quiet(later)
@@ -687,19 +687,19 @@ def test_the_first_save_of_a_launch_waits_for_its_word_where_the_launch_before_t
     save(1, 40)
     told = ground.watch("out/step=*.ckpt")
     told.hear("out/step=1.ckpt", 1, time.time())
-    told.look()
+    told.scan()
     later = replace(ground.watch("out/step=*.ckpt"), launch="another")
     save(2, 30, "model")
     ground.quiet(later)
     assert len(ground.told("sealed")) == 1
-    ground.watch("out/step=*.ckpt").look(End(alive_at=time.time()))
+    ground.watch("out/step=*.ckpt").scan(End(alive_at=time.time()))
     assert ground.told("refused")[-1]["reason"] == watch_module.UNSURE
     save(2, 25, "rest")
     save(3, 20)
     ground.quiet(later)  # the second is over, and this launch tells nothing
     ground.quiet(later)
     save(4, 10)  # what is all there is whole, also after a save without a word
-    replace(ground.watch("out/step=*.ckpt"), launch="third").look(End(was_saving=True, alive_at=time.time()))
+    replace(ground.watch("out/step=*.ckpt"), launch="third").scan(End(was_saving=True, alive_at=time.time()))
     assert [one["step"] for one in ground.told("sealed")] == [1, 2, 3, 4]
 
 
@@ -710,7 +710,7 @@ def test_a_save_whose_numbers_have_fewer_digits_is_whole_and_one_that_is_cut_off
     write_tree(ground.out, {"step=1.ckpt/rank.bin": b"x" * 100_000})
     told = ground.watch("out/step=*.ckpt")
     told.hear("out/step=1.ckpt", 1, time.time())
-    told.look()
+    told.scan()
     write_tree(ground.out, {"step=2.ckpt/rank.bin": b"x" * (100_000 - shorter)})
-    ground.watch("out/step=*.ckpt").look(End(was_saving=True, alive_at=time.time()))
+    ground.watch("out/step=*.ckpt").scan(End(was_saving=True, alive_at=time.time()))
     assert [one["step"] for one in ground.told("sealed")] == ([1, 2] if is_whole else [1])

@@ -89,7 +89,7 @@ def test_an_equal_path_is_left_alone_and_another_is_put_aside(ground: Ground) ->
     path = write_tree(ground.out / "checkpoint-5", {**hf_files(), "deep/x.bin": b"x"})
     (path / "optimizer.pt").chmod(0o755)
     before = look_at(path)
-    ground.watch().look(AT_REST)
+    ground.watch().scan(AT_REST)
     assert restored(ground, 5) == (path, False, None)
     assert look_at(path) == before
 
@@ -110,7 +110,7 @@ def test_an_equal_path_is_left_alone_and_another_is_put_aside(ground: Ground) ->
 @pytest.mark.parametrize("how", ["missing", "extra file", "a link", "a file in its place", "no parent"])
 def test_whatever_is_at_the_path_it_becomes_the_sealed_state(ground: Ground, how: str) -> None:
     path = write_tree(ground.out / "checkpoint-5", hf_files())
-    ground.watch().look(AT_REST)
+    ground.watch().scan(AT_REST)
     match how:
         case "extra file":
             write_tree(path, {"pytorch_model.bin": b"of another save"})
@@ -129,7 +129,7 @@ def test_whatever_is_at_the_path_it_becomes_the_sealed_state(ground: Ground, how
 
 def test_a_sealed_copy_that_rots_meanwhile_is_never_restored(ground: Ground) -> None:
     path = ground.save("ckpt.pt", b"state")
-    ground.watch().look(AT_REST)
+    ground.watch().scan(AT_REST)
     copy = ground.checkpoints / "step-000000000" / "files" / "ckpt.pt"
     copy.write_bytes(copy.read_bytes()[::-1])
     path.write_bytes(b"newer")
@@ -145,7 +145,7 @@ def test_a_restoration_survives_every_crash() -> None:
     def prepare(root: Path) -> None:
         ground = Ground(root)
         path = write_tree(ground.out / "checkpoint-5", good)
-        ground.watch().look(AT_REST)
+        ground.watch().scan(AT_REST)
         restoring.remove_durably(path)
         write_tree(path, old)
 
@@ -171,7 +171,7 @@ def test_newer_half_and_given_up_states_are_put_aside_and_no_others(ground: Grou
     for step in (10, 20, 30):
         ground.save(f"step-{step}.pt", b"%d" % step)
     ground.save("best.pt", b"best")
-    ground.watch().look(AT_REST)
+    ground.watch().scan(AT_REST)
     ground.save("unsealed.pt", b"whole")
     (ground.out / "last.pt").write_bytes(ground.save("last.pt", b"x" * 1000).read_bytes()[:-5])
     (ground.out / "step-5.pt").write_bytes(b"PK\x03\x04 half, and older")
@@ -196,7 +196,7 @@ def test_what_cannot_be_put_aside_or_removed_is_told_and_keeps_no_launch_from_be
 ) -> None:
     """Tests run as root, who may rename and remove everything."""
     ground.save("step-10.pt", b"10")
-    ground.watch().look(AT_REST)
+    ground.watch().scan(AT_REST)
     ground.save("step-20.pt", b"20")
     for name in ("put_aside", "drop_asides"):
         monkeypatch.setattr(worker, name, _refused)
@@ -216,7 +216,7 @@ def _refused(*_: Any, **__: Any) -> Path:
 
 def test_what_is_put_aside_is_kept_within_a_budget(ground: Ground, report: Report) -> None:
     ground.save("step-10.pt", b"10")
-    ground.watch().look(AT_REST)
+    ground.watch().scan(AT_REST)
     dropped = []
     for number in range(5):
         write_tree(ground.out / "step-20.pt", {"x": b"%d" % number})
@@ -261,7 +261,7 @@ def test_a_glob_over_stokers_own_directory_takes_and_moves_nothing_of_it(
     for step in (10, 20):
         ground.save(f"step-{step}.pt", b"%d" % step)
     pattern = "**/*-*"  # also state/checkpoints/step-000000010, and files/step-10.pt in it
-    ground.watch(pattern).look(AT_REST)
+    ground.watch(pattern).scan(AT_REST)
     assert ground.sealed == ["step-000000010", "step-000000020"]
     assert ground.told("refused") == []
     before = files_below(ground.root / "state")
@@ -274,7 +274,7 @@ def test_a_match_of_a_thousand_nested_folders_or_with_a_long_name_keeps_no_launc
     ground: Ground, report: Report, nest: Callable[[Path], None]
 ) -> None:
     ground.save("step-10.pt", b"10")
-    ground.watch().look(AT_REST)
+    ground.watch().scan(AT_REST)
     long, deep = "step-30-" + "x" * 247, ground.out / "step-20"
     ground.save(long, b"30")
     for number in range(3):

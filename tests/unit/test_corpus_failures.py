@@ -132,14 +132,14 @@ def test_headroom_is_the_least_of_the_machine_and_every_cgroup_above(tmp_path: P
         "1:name=systemd:/elsewhere\n0::/system.slice/stoker.service\n",
         f"30 20 0:26 / {top} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
     )
-    assert MemoryWatch(proc).look() == MemoryFacts(4 * GIB, 5)
+    assert MemoryWatch(proc).sample() == MemoryFacts(4 * GIB, 5)
     assert MemoryWatch(proc).tree_kills() == 5, "the machine's, where no group counts"
     for group, most, used in ((unit, "max", 1), (unit.parent, str(2 * GIB), 1 * GIB)):
         (group / "memory.max").write_text(f"{most}\n")
         (group / "memory.current").write_text(f"{used}\n")
         (group / "memory.events").write_text("low 0\nhigh 2\nmax 9\noom 1\noom_kill 1\n")
         (group / "memory.stat").write_text(f"anon 5\ninactive_file {256 * MIB}\nactive_file 0\n")
-    facts = MemoryWatch(proc).look()
+    facts = MemoryWatch(proc).sample()
     assert facts.headroom_bytes == GIB + 256 * MIB, "cache is given back before anybody is killed"
     assert facts.oom_kills == 5 + 1 + 1, "the machine's, and those of each group"
     (unit / "memory.events").write_text("oom_kill 3\n")
@@ -160,7 +160,7 @@ def test_version_1_is_read_too_and_no_limit_is_none(tmp_path: Path) -> None:
         (group / "memory.usage_in_bytes").write_text(f"{used}\n")
         (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
         (group / "memory.stat").write_text(f"cache 1\ntotal_inactive_file {100 * MIB}\n")
-    facts = MemoryWatch(proc).look()
+    facts = MemoryWatch(proc).sample()
     assert facts.headroom_bytes == 224 * MIB
     assert facts.oom_kills == 5 + 2 + 2
     assert MemoryWatch(proc).tree_kills() == 5
@@ -176,4 +176,4 @@ def test_a_container_that_shows_its_own_group_only_is_read_from_there(tmp_path: 
     )
     (top / "memory.limit_in_bytes").write_text(f"{GIB}\n")
     (top / "memory.usage_in_bytes").write_text("0\n")
-    assert MemoryWatch(proc).look().headroom_bytes == GIB
+    assert MemoryWatch(proc).sample().headroom_bytes == GIB

@@ -144,7 +144,7 @@ class TestPressure:
         fake_proc(
             tmp_path, ticks=[(200, 1800), (750, 1250), (999, 50)], waited={"cpu": 6 * 10**6, "io": 10**6}
         )
-        found = gauge.look()
+        found = gauge.sample()
         assert found is not None
         assert (found.cpus, found.cpu_some, found.io_some, found.memory_some) == (2, 0.5, 0.1, None)
         assert found.idle_cpus == pytest.approx(0.9 + 0.25)
@@ -158,7 +158,7 @@ class TestPressure:
         ticks(0, 500)
         gauge = PressureGauge(tmp_path, self.clock(), cpus=(0,))
         ticks(750, 750)
-        found = gauge.look()
+        found = gauge.sample()
         assert found is not None and found.steal == 0.25
 
     def test_a_quota_of_a_cgroup_bounds_what_is_ours(self, tmp_path: Path) -> None:
@@ -172,12 +172,12 @@ class TestPressure:
         assert gauge.cpus == 1.5
         (group / "cpu.stat").write_text(f"usage_usec {10 * 10**6}\n")  # one CPU over ten seconds
         fake_proc(proc, ticks=[(0, 100)] * 4, waited={}, cgroup=str(tmp_path / "groups"))
-        found = gauge.look()
+        found = gauge.sample()
         assert found is not None
         assert found.idle_cpus == pytest.approx(0.5)
 
     def test_this_machine_can_be_looked_at(self) -> None:
         gauge = PressureGauge()
         assert gauge.cpus > 0
-        found = gauge.look()
+        found = gauge.sample()
         assert found is None or 0 <= found.idle_cpus <= found.cpus + 0.01

@@ -58,19 +58,19 @@ def test_a_reserve_is_given_back_once_and_made_again_when_there_is_room(
     monkeypatch.setattr(Reserve, "_space", lambda self: (free.bytes, 200 * MIB))
     told = Alerts()
     reserve = reserve_at(tmp_path / "reserve", told)
-    reserve.look()
+    reserve.refresh()
     assert not reserve.spent and told.words == []
     free.bytes = 0
-    reserve.look()
-    reserve.look()
+    reserve.refresh()
+    reserve.refresh()
     assert reserve.spent and told.words == ["state_disk_full"]
     assert not (tmp_path / "reserve").exists()
     assert not reserve.give_back("a write failed")
     free.bytes = 3 * MIB  # not enough to spare
-    reserve.look()
+    reserve.refresh()
     assert reserve.spent
     free.bytes = 4 * MIB
-    reserve.look()
+    reserve.refresh()
     assert not reserve.spent and (tmp_path / "reserve").exists()
     assert told.words == ["state_disk_full", "state_disk_has_room"]
 
@@ -99,14 +99,14 @@ try:
     raise SystemExit("the disk was not full")
 except OSError as error:
     assert error.errno == errno.ENOSPC
-reserve.look()
+reserve.refresh()
 assert reserve.spent
 for number in range(100):
     write_atomic(place / f"record-{number}", b"y" * 8192)
-reserve.look()
+reserve.refresh()
 assert reserve.spent and not reserve.held, "it must not take the room that records need"
 os.unlink(place / "filler")
-reserve.look()
+reserve.refresh()
 assert reserve.held
 """
 

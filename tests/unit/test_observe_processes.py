@@ -47,7 +47,7 @@ class Machine:
 
     def look(self, **pss: int) -> dict[str, dict[str, float]]:
         known = {each: pss[f"p{each.pid}"] for each in self.tree if f"p{each.pid}" in pss}
-        return self.totals.look(self.tree, self.special, known)
+        return self.totals.sample(self.tree, self.special, known)
 
     def used(self, role: str) -> tuple[float, ...]:
         seen = self.look()[role]

@@ -26,7 +26,7 @@ def observing(state: Path) -> tuple[Observer, list[str]]:
 
 
 def daemon_of(watch: Observer) -> dict[str, Any]:
-    daemon: dict[str, Any] = watch.look({}, status={})["processes"]["daemon"]
+    daemon: dict[str, Any] = watch.sample({}, status={})["processes"]["daemon"]
     return daemon
 
 
@@ -37,7 +37,7 @@ def test_it_measures_and_keeps_rows_only_when_they_are_due(
     watch, warned = observing(tmp_path / "state")
     seen = daemon_of(watch)
     assert seen["count"] == 1 and 0 < seen["pss_bytes"] <= seen["rss_bytes"]
-    assert watch.look({}, status={})["headroom_bytes"] > 0 and daemon_of(watch) is seen
+    assert watch.sample({}, status={})["headroom_bytes"] > 0 and daemon_of(watch) is seen
     monkeypatch.setattr(observer, "LOOK_S", 0.0)
     watch._look_due = 0.0
     assert daemon_of(watch) is not seen

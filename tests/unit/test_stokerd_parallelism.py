@@ -24,7 +24,7 @@ class Machine(PressureGauge):
     cpus: float = 4.0
     now: Pressure = CALM
 
-    def look(self) -> Pressure:
+    def sample(self) -> Pressure:
         return self.now
 
 
@@ -45,7 +45,7 @@ class Loop:
     def look(self, times: int) -> None:
         for _ in range(times):
             self.clock.now += LOOK_EVERY_S
-            self.shard.apply(self.parallelism.look(self.state))
+            self.shard.apply(self.parallelism.refresh(self.state))
 
     @property
     def limits(self) -> tuple[int, int]:

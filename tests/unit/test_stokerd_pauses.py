@@ -78,7 +78,7 @@ class TestFullDisk:
             for _ in range(int(ONCE_WAITS_S / LOOK_S) + 2):
                 find_full(shard)
                 shard.measure(free=500 * MIB)
-                shard.state.pauses.look()
+                shard.state.pauses.refresh()
                 clock.now += LOOK_S
                 assert not waits(shard), "trying is the only way to know"
 
@@ -90,16 +90,16 @@ class TestFullDisk:
         find_full(shard)
         clock.now += ONCE_WAITS_S + 1
         shard.measure(free=500 * MIB)
-        shard.state.pauses.look()
+        shard.state.pauses.refresh()
 
     def test_once_gives_up_when_no_room_comes(self, make_shard: MakeShard, clock: Clock) -> None:
         shard = make_shard(once=True)
         shard.look()
         find_full(shard)
-        shard.state.pauses.look()
+        shard.state.pauses.refresh()
         clock.now += ONCE_WAITS_S + 1
         with pytest.raises(StorageError, match="hot is full"):
-            shard.state.pauses.look()
+            shard.state.pauses.refresh()
 
 
 class TestSourceAway:
@@ -143,4 +143,4 @@ class TestSourceAway:
             for _ in range(9):
                 self.stage(shard, AWAY)
                 clock.now += 5.0
-                shard.state.pauses.look()
+                shard.state.pauses.refresh()

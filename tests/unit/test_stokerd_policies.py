@@ -94,7 +94,7 @@ def test_a_changed_file_ends_a_halt_and_no_pause(tmp_path: Path, is_paused: bool
     if is_paused:
         ground.run.store.pause("uid 0")
     ground = Ground(tmp_path, plan__epochs=7)
-    ground.requests.look()
+    ground.requests.refresh()
     assert (ground.record.halted, bool(ground.record.held)) == (None, is_paused)
     assert ground.words == ["run_resumed"] and ground.record.state == ("paused" if is_paused else "waiting")
 

@@ -43,7 +43,7 @@ class Followed:
             out.write(printed)
         datagrams = [f"LAUNCH=a\n{one}".encode() for one in said]
         self.trainer = self.trainer.after_words(datagrams, now)
-        self.trainer = self.output.look(self.trainer, datagrams, now, is_last=is_last)
+        self.trainer = self.output.poll(self.trainer, datagrams, now, is_last=is_last)
         return self.trainer.view.step
 
     def losses(self) -> list[tuple[int, float]]:

@@ -64,7 +64,7 @@ class Watched(Ground):
     def look(self) -> list[str]:
         self.told.clear()
         self.watches._look_at = 0.0
-        self.watches.look(Cards())
+        self.watches.refresh(Cards())
         return [word for word, _ in self.told]
 
 
@@ -218,7 +218,7 @@ def test_steps_over_which_the_machine_slept_make_no_trainer_slow(
     clock = time.monotonic
     for slept in range(1, 6):
         monkeypatch.setattr(time, "monotonic", lambda slept=slept: clock() + 3600.0 * slept)
-        run.watches.look(Cards())
+        run.watches.refresh(Cards())
         run.log_speed(1, 2.0)
         assert run.look() == []
 

@@ -258,44 +258,44 @@ def test_no_text_breaks_the_reader(text: str, inside: str) -> None:
 def test_the_tail_gives_each_piece_once_and_only_when_it_has_ended(tmp_path: Path) -> None:
     file = tmp_path / "output.txt"
     tail = Tail(file)
-    assert tail.look() == []
+    assert tail.poll() == []
     with file.open("wb", buffering=0) as out:
         out.write(b"one\rtw")
-        assert (tail.look(), tail.look()) == (["one"], [])
+        assert (tail.poll(), tail.poll()) == (["one"], [])
         out.write("o\n\n\u00e9".encode()[:-1])
-        assert tail.look() == ["two"]
+        assert tail.poll() == ["two"]
         out.write("\u00e9".encode()[-1:] + b"\xff\n")
-        assert tail.look() == ["\u00e9\ufffd"]
+        assert tail.poll() == ["\u00e9\ufffd"]
         out.write(b"x" * (MOST_BYTES // 2))
-        assert tail.look() == []
+        assert tail.poll() == []
         assert len(tail._rest) == 4096
         out.write(b"x" * 10 + b"\nthe end")
-        assert [len(piece) for piece in tail.look()] == [4096], (
+        assert [len(piece) for piece in tail.poll()] == [4096], (
             "of a piece without end only its begin is kept"
         )
-    assert (tail.look(), tail.look(is_last=True)) == ([], ["the end"])
+    assert (tail.poll(), tail.poll(is_last=True)) == ([], ["the end"])
 
 
 def test_the_tail_passes_over_what_it_missed(tmp_path: Path) -> None:
     file = tmp_path / "output.txt"
     file.write_bytes(b"iter 1200: loss 1\n" * 10000)
     tail = Tail(file)
-    assert set(tail.look()) == {"iter 1200: loss 1"}, "begins with a whole piece"
+    assert set(tail.poll()) == {"iter 1200: loss 1"}, "begins with a whole piece"
     with file.open("ab") as out:
         out.write(b"iter 1")
-    assert tail.look() == []
+    assert tail.poll() == []
     with file.open("ab") as out:
         out.write(b"3: loss 1\n" + b"iter 140: loss 1\n" * 10000)
-    assert set(tail.look()) == {"iter 140: loss 1"}
+    assert set(tail.poll()) == {"iter 140: loss 1"}
 
 
 def test_the_tail_joins_no_pieces_of_a_file_that_was_moved_meanwhile(tmp_path: Path) -> None:
     file = tmp_path / "output.txt"
     file.write_bytes(b"a\niter 1")
     tail = Tail(file)
-    assert tail.look() == ["a"]
+    assert tail.poll() == ["a"]
     file.write_bytes(b"0\niter 23: loss 1\n")
-    assert tail.look() == ["0", "iter 23: loss 1"]
+    assert tail.poll() == ["0", "iter 23: loss 1"]
 
 
 def test_the_tail_follows_what_the_guard_keeps_of_a_long_output(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_the_tail_follows_what_the_guard_keeps_of_a_long_output(tmp_path: Path) 
             step += 1
             kept.write(b"iter %d: loss 1.0 %s\n" % (step, b"." * (100 - len(b"iter %d: loss 1.0 \n" % step))))
         kept.write(b"iter %d" % (step + 1))  # in the middle of a line
-        seen += [int(found[1]) for piece in tail.look() if (found := re.match(r"iter (\d+): loss", piece))]
+        seen += [int(found[1]) for piece in tail.poll() if (found := re.match(r"iter (\d+): loss", piece))]
         kept.write(b": loss\n")
         step += 1
     assert max(seen) <= step, "no step is made up of the pieces of two"

@@ -157,7 +157,7 @@ class Ground:
         self.now, self.wall = self.now + seconds, self.wall + seconds
 
     def look(self, phase: Phase, trainer: Trainer | None = None, proven: int = 0) -> None:
-        self.books.look(RunState(phase, 0.0, trainer=trainer), cast(Any, self.record), proven)
+        self.books.refresh(RunState(phase, 0.0, trainer=trainer), cast(Any, self.record), proven)
 
     def trainer(self, **said: Any) -> Trainer:
         view = TrainerView("l1", 1.0, 0.0, phase="train", **said)
@@ -276,7 +276,7 @@ def test_a_reload_is_no_time_without_a_supervisor(ground: Ground) -> None:
 
 
 def test_no_time_is_counted_before_the_runs_begin_and_after_its_finish(ground: Ground) -> None:
-    ground.books.look(RunState(Phase.WAITING, 0.0), None, 0)
+    ground.books.refresh(RunState(Phase.WAITING, 0.0), None, 0)
     ground.pass_(100.0)
     ground.look(Phase.WAITING)
     ground.pass_(1.0)

@@ -61,7 +61,7 @@ class Case:
         """The answers given at once."""
         self.requests._look_at = 0.0
         asked = pending_requests(self.layout, TRAIN_SUPERVISOR)
-        self.requests.look()
+        self.requests.refresh()
         return [read_outcome(self.layout, one.id) for one in asked]
 
     def take_up(self) -> bool:

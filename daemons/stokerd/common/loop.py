@@ -45,7 +45,7 @@ def repeat(
     reload, checked = Reload(context, CHECK_RELOAD), None
     try:
         start()
-        while not context.stopping and (checked := reload.look()) is None:
+        while not context.stopping and (checked := reload.check()) is None:
             try:
                 if (code := cycle()) is not None:
                     return code

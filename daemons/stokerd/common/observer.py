@@ -35,7 +35,7 @@ class Observer:
         self._look_due = self._sample_due = 0.0
         self._shown: dict[str, Any] = {}
 
-    def look(self, roles: Mapping[int, str], *, status: Mapping[str, Any]) -> dict[str, Any]:
+    def sample(self, roles: Mapping[int, str], *, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what belongs in the status, measured every LOOK_S; writes a row of samples each SAMPLE_S.
 
         `roles` names the processes that are more than workers, by pid. `status` is that of the daemon, whose
@@ -46,16 +46,16 @@ class Observer:
             self._look_due = now + LOOK_S
             tree = {self._me: os.getppid(), **family(self._me.pid)}
             is_sampled = now >= self._sample_due
-            pss = self._sizes.look(tree, again=is_sampled)
-            processes = self.totals.look(tree, {self._me.pid: DAEMON, **roles}, pss)
-            self._shown = {"processes": processes, "headroom_bytes": self._memory.look().headroom_bytes}
+            pss = self._sizes.sample(tree, again=is_sampled)
+            processes = self.totals.sample(tree, {self._me.pid: DAEMON, **roles}, pss)
+            self._shown = {"processes": processes, "headroom_bytes": self._memory.sample().headroom_bytes}
             if is_sampled:
                 self._keep(now, status)
         return self._shown
 
     def _keep(self, now: float, status: Mapping[str, Any]) -> None:
         """Writes a row; a failure is logged once, and the daemon goes on."""
-        pressure = self._gauge.look() if self._sample_due else None  # the first row: over no time
+        pressure = self._gauge.sample() if self._sample_due else None  # the first row: over no time
         self._sample_due = now + SAMPLE_S
         try:
             found = os.statvfs(self._context.layout.state)
@@ -82,7 +82,7 @@ class _Sizes:
         self._known: dict[ProcessId, int] = {}
         self._thread: threading.Thread | None = None
 
-    def look(self, processes: Mapping[ProcessId, int], *, again: bool) -> Mapping[ProcessId, int]:
+    def sample(self, processes: Mapping[ProcessId, int], *, again: bool) -> Mapping[ProcessId, int]:
         """Returns the last known sizes of these processes; reads new ones, and with `again` all.
 
         None is known any more where the thread still waits when all are due again.

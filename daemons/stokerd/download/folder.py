@@ -56,7 +56,7 @@ class FolderSource(Source[Watched]):
 
     # Listing
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Keeps a lister running, and requests a look when due and none is in progress."""
         now = time.monotonic()
         if LISTER not in self.pool:

@@ -112,7 +112,7 @@ class DownloadWatch:
         sources = self.datasets.values()
         for source in sources:
             self.reconcile(source)
-            source.look()
+            source.refresh()
             source.bring()
             source.keep_listing()
         self.show()
@@ -187,7 +187,7 @@ class DownloadWatch:
             **dict.fromkeys(("hashed_bytes", "fetched_bytes", "durable_bytes", "watched"), 0),
             **source.status(),
         }
-        status |= self.observer.look(dict.fromkeys(self.pool.running(FETCH.module), FETCHER), status=status)
+        status |= self.observer.sample(dict.fromkeys(self.pool.running(FETCH.module), FETCHER), status=status)
         self.progress.tell(status, source.trouble or ", ".join(download_parts(status)))
 
     def wait(self) -> None:

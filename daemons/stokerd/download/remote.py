@@ -72,7 +72,7 @@ class RemoteSource(Source[RemoteFile]):
 
     # Listing
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Starts a listing when due; updates how far the slice is counted."""
         now = time.monotonic()
         if LISTER not in self.pool and now >= self._listing_due():

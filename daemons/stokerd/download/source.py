@@ -62,7 +62,7 @@ class Source(ABC, Generic[L]):
         """Why the source or its landing cannot be used now; empty when it can."""
 
     @abstractmethod
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Has the source listed where that is due."""
 
     @abstractmethod

@@ -124,9 +124,9 @@ class StageShard:
         for dataset in state.datasets.values():
             dataset.read()
         state.inbox.read()
-        self.effects.apply(state.runs.look())
-        state.pauses.look()
-        self.effects.apply(self.parallelism.look(state))
+        self.effects.apply(state.runs.refresh())
+        state.pauses.refresh()
+        self.effects.apply(self.parallelism.refresh(state))
         self.for_each(disks.tend)
         state.claim_space()
         self.for_each(lambda dataset: answer_growth(dataset, state.claim_space))

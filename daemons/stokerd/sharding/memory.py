@@ -27,12 +27,12 @@ class Memory:
         self._watch = MemoryWatch()
         self._most = 1
         self.needs: dict[str, int] = {}
-        self.facts = self._watch.look()
+        self.facts = self._watch.sample()
         self.ladder = Ladder()
         self.why = ""
 
     def look_now(self) -> MemoryFacts:
-        self.facts = self._watch.look()
+        self.facts = self._watch.sample()
         return self.facts
 
     # Before a build
@@ -101,7 +101,7 @@ class Memory:
 
     # Looking
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads the memory counters and ends the pause if enough is free."""
         headroom_bytes = self.look_now().headroom_bytes
         was_paused = self.ladder.paused

@@ -40,7 +40,7 @@ class Parallelism:
         self.due = 0.0  # when to measure next without a wake-up, monotonic seconds
         self._set_limits(state)
 
-    def look(self, state: State) -> Iterator[Effect]:
+    def refresh(self, state: State) -> Iterator[Effect]:
         """Measures when due and adjusts the numbers; an idle loop measures nothing."""
         now, kinds = time.monotonic(), list(state.pool.busy.values())
         if now < self.due < math.inf:
@@ -48,7 +48,7 @@ class Parallelism:
         building, copying = kinds.count("build"), kinds.count("stage")
         was_idle, self._was_idle = self._was_idle, not building and not copying
         self.due = math.inf if self._was_idle else now + LOOK_EVERY_S
-        if self._was_idle or (pressure := self._gauge.look()) is None or was_idle:
+        if self._was_idle or (pressure := self._gauge.sample()) is None or was_idle:
             return
         sources = [dataset.sources for dataset in state.datasets.values()]
         measure = Measure(

@@ -81,9 +81,9 @@ class Pauses:
         if self._all.pop("source", None) is not None:
             self._events.record("source_available")
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads memory; with --once raises the error of a pause that lasted too long."""
-        self._memory.look()
+        self._memory.refresh()
         if not self._context.once:
             return
         if self._context.reserve.spent:

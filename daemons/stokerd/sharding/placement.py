@@ -73,7 +73,7 @@ def evict_for(dataset: DatasetState, needed_bytes: int) -> Iterator[Effect]:
         except BlockingIOError:
             runs.due = now + LOCKED_S
             return
-        yield from runs.look()
+        yield from runs.refresh()
         for path in [] if runs.is_damaged else _to_evict(dataset, free, wanted)[:EVICT_AT_ONCE]:
             yield Write(replace(dataset.sources[path], evicting=True))
 

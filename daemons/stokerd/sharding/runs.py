@@ -47,7 +47,7 @@ class Runs:
         self._seen: object = None
         self.due = 0.0  # when to try again to evict, monotonic seconds
 
-    def look(self) -> Iterator[Effect]:
+    def refresh(self) -> Iterator[Effect]:
         """Reads what the runs hold if that changed."""
         seen = _fingerprint(self.layout.runs)
         if seen == self._seen:

@@ -142,7 +142,7 @@ class Status:
     def _workers(self, state: State, status: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the daemon and its workers hold and use, and the largest worker of each kind."""
         builders = dict.fromkeys(state.pool.running(ACTIVITIES["build"].module), BUILDER)
-        seen, largest = self._observer.look(builders, status=status), dict.fromkeys(ACTIVITIES, 0)
+        seen, largest = self._observer.sample(builders, status=status), dict.fromkeys(ACTIVITIES, 0)
         for job in state.pool.jobs:
             rss_bytes = self._observer.totals.rss_bytes.get(job.worker.pid, 0)
             largest[job.kind] = max(largest.get(job.kind, 0), rss_bytes)

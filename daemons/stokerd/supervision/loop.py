@@ -65,7 +65,7 @@ class Supervisor:
             self.status.show()
             if (code := self.run.state.exit_code) is not None:
                 return code
-            checked, is_stopping = self.reload.look(), self.context.stopping
+            checked, is_stopping = self.reload.check(), self.context.stopping
             if checked is not None and self.effects.can_be_handed_over and not is_stopping:
                 self._begin_again(checked)
             self._wait(wait_s)
@@ -111,8 +111,8 @@ class Supervisor:
             self._reap()
             if trainers_end is not None:
                 self.status.show()  # with the trainer's last words
-            self.effects.watches.look(gpus.STATE.of(self.run).cards)
-            self.effects.requests.look()
+            self.effects.watches.refresh(gpus.STATE.of(self.run).cards)
+            self.effects.requests.refresh()
             self.jobs.start_due()
             return self._advance(trainers_end)
         except StorageError as problem:

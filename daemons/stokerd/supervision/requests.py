@@ -38,7 +38,7 @@ class Requests:
         self.alerts = Alerts(run.events, COMPLAINT_S)
         self._look_at = 0.0
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Answers new requests; while the disk cannot be written, they stay for a later call.
 
         A pipeline file that has changed speaks for a halted run, as a request does.

@@ -87,7 +87,7 @@ class Run:
 
     def note_time(self) -> None:
         """Counts the time until now for what it was spent on; from now on it is for the present state."""
-        self.goodput.look(self.state, self.store.record, self.at.step)
+        self.goodput.refresh(self.state, self.store.record, self.at.step)
 
     @property
     def pipeline(self) -> Pipeline:

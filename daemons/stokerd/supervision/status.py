@@ -196,7 +196,7 @@ class Status:
         }
         more |= {"goodput": run.goodput.shown(), "proven": run.checkpoints.proven_names}
         guards = {live.guard.pid: GUARD} if live is not None else {}
-        run.context.beat(shown | more | self._observer.look(guards, status=more), status_text(shown))
+        run.context.beat(shown | more | self._observer.sample(guards, status=more), status_text(shown))
 
     def _count_tokens(self, launch: str | None, tokens: int) -> None:
         # Before its first word a launch is shown with the tokens of the checkpoint that it resumes from.

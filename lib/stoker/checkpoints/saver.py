@@ -60,7 +60,7 @@ class Saver:
         step: int,
         every: tuple[float | None, int | None],
         skips: bool = False,
-        headroom: Callable[[], int] = lambda: MemoryWatch().look().headroom_bytes,
+        headroom: Callable[[], int] = lambda: MemoryWatch().sample().headroom_bytes,
     ) -> None:
         """`every` is in seconds and in steps; `skips`: a save that is due while one is in flight.
 

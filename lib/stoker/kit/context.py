@@ -58,7 +58,7 @@ class Reserve:
             self._events.record("state_disk_full", reason=reason)
         return given
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Frees the reserve before the first write fails, and creates it again once there is room."""
         free, total = self._space()
         if self.spent:
@@ -185,7 +185,7 @@ class DaemonContext:
             self.notifier.status(text)
             self.notifier.watchdog()
             self.write_snapshot("running")
-            self.reserve.look()
+            self.reserve.refresh()
             self._shown = self._last
 
     @property

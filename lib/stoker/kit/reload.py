@@ -31,7 +31,7 @@ class Reload:
         """The worker's process id, while it runs."""
         return {self._worker.pid} if self._worker is not None else set()
 
-    def look(self) -> Mapping[str, Any] | None:
+    def check(self) -> Mapping[str, Any] | None:
         """Begins a check where one is asked for; once it is passed, returns what the event tells of it."""
         context = self._context
         if self._worker is not None and (end := self._worker.hear()[1]) is not None:

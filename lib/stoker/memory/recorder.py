@@ -120,7 +120,7 @@ class Recorder:
         self._figures = {
             "processes": count,
             "rss_bytes": rss,
-            "available_bytes": self._machine.look().headroom_bytes,
+            "available_bytes": self._machine.sample().headroom_bytes,
             "gpu_bytes": self._gpus.of(pids),
             "by_name": "; ".join(f"{name} {size}" for name, size in by_name.items()),
             **self._shared.take(pids),

@@ -44,7 +44,7 @@ class MemoryWatch:
         self._proc = proc
         self._groups = tuple(_groups_of(proc, "memory"))
 
-    def look(self) -> MemoryFacts:
+    def sample(self) -> MemoryFacts:
         """Returns the current facts, from some ten small files."""
         kills = _fields(self._proc / "vmstat").get("oom_kill", 0)
         slack = [_fields(self._proc / "meminfo").get("MemAvailable", 0) * 1024]
@@ -115,7 +115,7 @@ class PressureGauge:
         """The number of CPUs this process may use at once: by affinity, or less by a cgroup's quota."""
         return min([float(len(self._mine)), *self._quotas.values()])
 
-    def look(self) -> Pressure | None:
+    def sample(self) -> Pressure | None:
         """Returns the figures since the last call; None where no time has passed."""
         self._quotas = _quotas(self._proc)  # the limits of a running service can change
         before, self._before = self._before, self._count()

@@ -80,7 +80,7 @@ class ProcessTotals:
         self._used = dict.fromkeys(roles, Used())
         self.rss_bytes: dict[int, int] = {}  # by pid, at the last look
 
-    def look(
+    def sample(
         self, tree: Mapping[ProcessId, int], roles: Mapping[int, str], pss: Mapping[ProcessId, int]
     ) -> dict[str, dict[str, Any]]:
         """Returns gauges and counters by role.

@@ -62,7 +62,7 @@ class GoodputBooks:
             account.totals["down"] += max(0.0, down_s)
         account.at, account.bucket = now, None
 
-    def look(self, state: RunState, record: RunRecord | None, proven_step: int) -> None:
+    def refresh(self, state: RunState, record: RunRecord | None, proven_step: int) -> None:
         """Counts the time since the last look; call it each cycle and at each change of phase."""
         account, live = self.account, state.live
         is_over = record is None or record.finished is not None

@@ -77,7 +77,7 @@ class TrainerControl:
             launches, _ = read_launches(run.layout.launches)
             output.prune(run.layout.log, [one.launch for one in launches])
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
-        kills, headroom_bytes = self._memory.tree_kills(), self._memory.look().headroom_bytes
+        kills, headroom_bytes = self._memory.tree_kills(), self._memory.sample().headroom_bytes
         started = run.kind.program(
             run.pipeline,
             launch,
@@ -181,7 +181,7 @@ class TrainerControl:
         trainer = before.after_words(datagrams, now)
         self._measure(before, trainer)
         if self.output is not None:
-            before, trainer = trainer, self.output.look(trainer, datagrams, now, is_last=end is not None)
+            before, trainer = trainer, self.output.poll(trainer, datagrams, now, is_last=end is not None)
             if trainer is not before:  # else its own words would count twice
                 self._measure(before, trainer)
         return trainer
@@ -202,7 +202,7 @@ class TrainerControl:
             end,
             self._memory.tree_kills(),
             sealed_step=run.checkpoints.sealed.step if run.checkpoints.sealed else None,
-            headroom_after_bytes=self._memory.look().headroom_bytes,
+            headroom_after_bytes=self._memory.sample().headroom_bytes,
             micro_batch=trainer.view.micro_batch or (self._book.body["numerics"] or {}).get("micro_batch"),
             free_bytes=free_bytes(run.layout.checkpoints),
             lines=tuple(self._lines(trainer, JUDGED_LINES)),

@@ -42,7 +42,7 @@ class TrainerOutput:
         with contextlib.suppress(OSError):  # a disk in trouble keeps no trainer from its launch
             cut_end(run.layout.metrics, launch.timeline, step)
 
-    def look(self, trainer: Trainer, datagrams: Sequence[bytes], now: float, *, is_last: bool) -> Trainer:
+    def poll(self, trainer: Trainer, datagrams: Sequence[bytes], now: float, *, is_last: bool) -> Trainer:
         """Returns the trainer after its words by now, and after its output unless it tells steps itself."""
         reader = self._reader if now >= self._look_at or is_last else None
         if trainer.is_read and reader is not None:
@@ -68,7 +68,7 @@ class TrainerOutput:
             self._log.close()
 
     def _read(self, reader: Reader, *, is_last: bool) -> list[Read]:
-        pieces = self._tail.look(is_last=is_last)
+        pieces = self._tail.poll(is_last=is_last)
         if not reader.is_expression:
             return reader.read(pieces)
         try:

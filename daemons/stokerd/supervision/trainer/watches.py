@@ -45,7 +45,7 @@ class Watches:
         self._passed: Episode | None = None  # a spike that began and ended between two looks
         self._look_at = 0.0
 
-    def look(self, cards: Cards) -> None:
+    def refresh(self, cards: Cards) -> None:
         """Takes in the rows written since the last look, as many as a look may read."""
         now = time.monotonic()
         if now < self._look_at or self.run.store.record is None:
@@ -98,7 +98,7 @@ class Watches:
             self.speed.interrupted()
         if now >= self._measure_at:
             self._measure_at = now + MEASURE_S
-            self._pressure = self._gauge.look()
+            self._pressure = self._gauge.sample()
 
     def _judge_speed(self, cards: Cards) -> None:
         """Tells when the trainer becomes slow, with what may be the cause, and when it is not any more."""

@@ -95,7 +95,7 @@ class Watch:
             self.tell("refused", path=shown(Path(told)), reason=str(problem), is_newest=True)
             self.tell("taken", told=[told, step, at])
 
-    def look(self, end: End | None = None) -> None:
+    def scan(self, end: End | None = None) -> None:
         """Seals what is due. With an `end` no trainer runs, so nothing changes any more.
 
         A failure of storage is told and tried again later; with an `end` it is raised.

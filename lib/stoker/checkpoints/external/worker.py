@@ -81,7 +81,7 @@ def _watch(task: dict[str, Any], watch: Watch, report: Report, alive: Progress) 
             watch.is_saving = message.get("is_saving", watch.is_saving)
         began = time.monotonic()
         alive(0)
-        watch.look()
+        watch.scan()
         now = time.monotonic()
         look_at_s = now + next_look_s(task["look_s"], now - began, watch.sealing_s)
     return {}
@@ -96,7 +96,7 @@ def _look(task: dict[str, Any], watch: Watch) -> dict[str, Any]:
     if task["origin"] is not None:
         watch.seal_origin(Path(task["origin"]))
     else:
-        watch.look(End(**task["end"]))
+        watch.scan(End(**task["end"]))
     return {"sealed": watch.sealed, "unsure": list(map(shown, watch.unsure))}
 
 

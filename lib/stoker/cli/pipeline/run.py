@@ -81,7 +81,7 @@ class Child:
             )
         self.was_ready = False
 
-    def look(self, about: Mapping[str, Any]) -> int | None:
+    def poll(self, about: Mapping[str, Any]) -> int | None:
         """Reads the daemon's status; returns its exit code once it has ended (128 + signal), else None."""
         if self.process is None:
             return None
@@ -186,7 +186,7 @@ class Foreground:
             while not self.is_over():
                 waiter.wait(TURN_S)
                 for child in self.children:
-                    child.look({"body": {}})
+                    child.poll({"body": {}})
                 self.end_strays(time.monotonic())
             raise
         finally:
@@ -213,7 +213,7 @@ class Foreground:
             if self.stopping is None and child.process is None and now >= child.start_at:
                 child.start(self.pipeline.file, *self.once)
             child.rotate()
-            code = child.look(status[child.name])
+            code = child.poll(status[child.name])
             if code is not None and self.stopping is None:  # it ended by itself
                 status = self.status()  # its last
                 self.output.refresh(now, status)  # print the daemon's last events before its end

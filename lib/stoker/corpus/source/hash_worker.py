@@ -45,7 +45,7 @@ class Background:
         moment: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._look = look or PressureGauge().look
+        self._look = look or PressureGauge().sample
         self._moment, self._pause = moment, pause
         self._next = _after(moment())
         self._read = 0  # bytes since the last pause

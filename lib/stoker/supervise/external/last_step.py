@@ -16,7 +16,7 @@ def last_step(output: Path, pattern: str | None) -> int | None:
         return None
     try:
         with cpu_limit(EXPRESSION_S):
-            read = Reader(pattern).read(Tail(output).look(is_last=True))
+            read = Reader(pattern).read(Tail(output).poll(is_last=True))
     except TooSlowError:
         return None
     return read[-1].step if read else None

@@ -29,7 +29,7 @@ class Tail:
         """Unix time at which what was last read was written; 0 before anything was."""
         return self._state[1] / 1e9
 
-    def look(self, *, is_last: bool = False) -> list[str]:
+    def poll(self, *, is_last: bool = False) -> list[str]:
         """Returns the pieces that have ended since the last look, in order; with `is_last` also the unended.
 
         A piece ends with a line feed or a carriage return. Bytes that are no text become U+FFFD. Returns

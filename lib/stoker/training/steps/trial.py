@@ -57,7 +57,7 @@ def pass_bytes(shape: Shape, tokens: int) -> int:
 
 def spare_bytes() -> int:
     """Returns what this process can still take of the host's memory."""
-    spare = MemoryWatch().look().headroom_bytes
+    spare = MemoryWatch().sample().headroom_bytes
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return spare
