@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from stoker.cli.main import exit_code
 from stoker.exchange import to_parquet, token_files, token_stream
@@ -118,10 +119,13 @@ def test_the_end_says_what_the_pipelines_file_needs(
     said = capsys.readouterr().out
     assert "1 file, 2 documents, 6 tokens (2 end-of-text added)" in said
     assert f"{tmp_path / 'a' / 'val.bin'}: passed over by --split train" in said
-    needed = (
-        f"dataset.source.path: {tmp_path / 'out'}, dataset.tokens_column: tokens, tokenizer.file: {tokenizer}"
-    )
-    assert said.endswith(f"Put into the pipeline's file: dataset.source.kind: folder, {needed}\n")
+    assert yaml.safe_load(said.partition("Put into the pipeline's file:\n")[2]) == {
+        "dataset": {
+            "source": {"kind": "folder", "path": str(tmp_path / "out")},
+            "tokens_column": "tokens",
+        },
+        "tokenizer": {"file": str(tokenizer)},
+    }
     assert rows(tmp_path / "out") == [[5, 7, EOT], [5, 6, EOT]]
     assert do(tokenizer, tmp_path / "all", *places, "--split", "val", "--json") == 0
     told = json.loads(capsys.readouterr().out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,13 @@ from stoker.shards.format.identity import dtype_for
 from stoker.shards.format.manifest import TOKEN_BYTES
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer, load_tokenizer
 from stoker.store.errors import DataError, UsageError
+
+PIPELINE = """\
+Put into the pipeline's file:
+  dataset:
+    source: {{kind: folder, path: {}}}
+    tokens_column: {}
+  tokenizer: {{file: {}}}"""
 
 
 def _no_pipeline(_context: click.Context, _parameter: click.Parameter, places: tuple[Path, ...]) -> object:
@@ -43,11 +51,19 @@ def _stated(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.option(
     "--tokenizer", "tokenizer_file", type=PATH, required=True, help="The tokenizer.json of the tokens."
 )
-@click.option("--trust-tokenizer", is_flag=True, help="Whatever SOURCE itself says of its tokenizer.")
-@click.option("--split", type=click.Choice(["train", "val", "all"]), default="train")
-@click.option("--column", type=TEXT, help="Of Arrow rows; else input_ids or tokens.")
+@click.option("--trust-tokenizer", is_flag=True, help="Also take a SOURCE that names another tokenizer.")
 @click.option(
-    "--document-tokens", type=click.IntRange(1, MOST_TOKENS), help="Cut longer texts after so many."
+    "--split",
+    type=click.Choice(["train", "val", "all"]),
+    default="train",
+    help="What to take of a folder; a file that is named itself is always taken.",
+)
+@click.option("--column", type=TEXT, help="The Arrow column of tokens. [default: input_ids or tokens]")
+@click.option(
+    "--document-tokens",
+    metavar="N",
+    type=click.IntRange(1, MOST_TOKENS),
+    help="Cut a text of more than N tokens into documents of N.",
 )
 @click.option(
     "--tokenizer-sha256", type=TEXT, hidden=True, expose_value=False, is_eager=True, callback=_stated
@@ -113,4 +129,5 @@ def _report(done: dict[str, Any], notes: list[str], keys: dict[str, str], *, as_
     )
     for note in notes:
         click.echo(note)
-    click.echo("Put into the pipeline's file: " + ", ".join(f"{key}: {value}" for key, value in keys.items()))
+    source, tokenizer = keys["dataset.source.path"], keys["tokenizer.file"]
+    click.echo(PIPELINE.format(json.dumps(source), keys["dataset.tokens_column"], json.dumps(tokenizer)))
