@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stoker.corpus.readers.token_lists import LISTS
 from stoker.exchange.token_files import plain_stat, read_note, unchanged
 from stoker.exchange.token_stream import Piece, TokenFiles
 from stoker.store.errors import DataError, storage_errors
@@ -24,7 +25,6 @@ from stoker.store.files import opened
 STATE, SPLITS_NOTE = "state.json", "dataset_dict.json"
 COLUMNS = ("input_ids", "tokens")  # looked for in this order where none is named
 SPLIT_NAMES = {"train": "train", "val": "val", "validation": "val"}
-LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
