@@ -13,6 +13,7 @@ import pytest
 from stoker.config.load import load_pipeline
 from stoker.corpus.readers.parquet import preflight
 from stoker.corpus.readers.table import Tokens
+from stoker.corpus.readers.token_lists import decode_tokens
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from support.builds import build_task, run_to_end, set_bytes, small_tokenizer
 from support.downloads import stoker
@@ -86,6 +87,20 @@ FLAWS = {
     "no end": (pa.list_(U16), 7, "end-of-text, 0, is not at its end"),
     "a null": (pa.list_(U16), None, "a null among its ids"),
 }
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.ListArray.from_arrays([0, 2, 5], pa.array([9, 5, EOT, 6, 7, EOT], U16)[1:]),
+        pa.array([[8, EOT], [5, EOT], [6, 7, EOT]], pa.list_(U16))[1:],
+        pa.array([[8, EOT], [5, EOT], [6, 7, EOT]], pa.large_list(U32))[1:],
+    ],
+    ids=["numbers", "lists", "large lists"],
+)
+def test_a_part_of_an_array_is_read_from_its_own_begin(column: Any) -> None:
+    found = decode_tokens(column, Tokens(500, EOT, "uint16"), 0, 0, "tokens")
+    assert [np.asarray(each).tolist() for each in found] == [[5, EOT], [6, 7, EOT]]
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
