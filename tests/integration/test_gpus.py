@@ -25,7 +25,7 @@ from stokerd.supervision.jobs import gpus as gpus_module
 from stokerd.supervision.jobs.gpus import GPUS, STATE
 from stokerd.supervision.jobs.runner import Jobs
 from stokerd.supervision.run import Run
-from support.fake_nvml import GIB, FakeDriver
+from support.fake_nvml import GIB, LOADED, FakeDriver
 from support.sites import write_site
 from support.training import make_training
 from support.waiting import LONG_S
@@ -85,6 +85,7 @@ def driver(library: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         monkeypatch.setenv(name, value)
     for name, seconds in SOON.items():
         monkeypatch.setattr(gpus_module, name, seconds)
+    monkeypatch.setattr(gpus_module, "DRIVERS", (library.home,))
     return library
 
 
@@ -195,9 +196,18 @@ def test_a_sampler_inside_a_call_of_the_driver_ends_at_once(driver: FakeDriver, 
     assert time.monotonic() - began < STOP_GRACE_S / 2
 
 
-def test_a_machine_without_a_driver_is_told_of_once(driver: FakeDriver, ground: Ground) -> None:
+@pytest.mark.parametrize("in_kernel", [True, False])
+def test_a_machine_without_a_driver_is_told_of_once(
+    driver: FakeDriver, ground: Ground, monkeypatch: pytest.MonkeyPatch, in_kernel: bool
+) -> None:
+    """Where the kernel has none, no sampler is started to find that out."""
     driver.says(f"nvmlInitWithFlags {NO_DRIVER}")
+    started = list[object]()
+    monkeypatch.setattr(ground.jobs, "start", lambda job: (started.append(job), Jobs.start(ground.jobs, job)))
+    if not in_kernel:
+        monkeypatch.setattr(gpus_module, "DRIVERS", (driver.home / "gone",))
     shown = ground.until(lambda _: ground.recorded)
+    assert len(started) == in_kernel
     assert (shown["up"], shown["expected"], shown["present"]) == (None, None, {})
     assert [event for event, _ in ground.recorded] == ["gpu_driver_absent"]
     assert ground.jobs.pids == set(), "no sampler runs"
@@ -243,10 +253,7 @@ def test_spill_is_told_once_a_launch_and_only_on_wsl2(
     assert ground.until(is_up, over)["spill"] == {}
 
 
-SITE = """
-import sys
-if "from stokerd.train_supervisor" in " ".join(sys.orig_argv):
-    import stokerd.supervision.jobs.gpus as gpus
+SITE = f"""{LOADED}
     gpus.EVERY_S = 0.2
     object.__setattr__(gpus.GPUS, "silent_s", 2.0)
 """

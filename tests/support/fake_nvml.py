@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from support.sites import write_site
+
 SOURCE = Path(__file__).with_suffix(".c")
 GIB = 1 << 30
+# A supervisor finds this driver loaded, though the kernel has none.
+LOADED = """
+if "stokerd.train_supervisor" in " ".join(sys.orig_argv):
+    import stokerd.supervision.jobs.gpus as gpus
+    gpus.DRIVERS = (gpus.Path("/proc"),)
+"""
 # A card that has everything that is asked for.
 CARD = {
     "name": "Fake H100",
@@ -41,13 +49,17 @@ class FakeDriver:
         renamed = [f"-D{function}=without_{function}" for function in without]
         library = ["-shared", "-fPIC", "-o", str(home / "libnvidia-ml.so.1"), str(SOURCE)]
         subprocess.run(["gcc", "-w", *renamed, *library], check=True)
+        write_site(home, LOADED)
         self.says()
 
     @property
     def environ(self) -> dict[str, str]:
         """What has a process use this library."""
-        path = os.pathsep.join(filter(None, [str(self.home), os.environ.get("LD_LIBRARY_PATH")]))
-        return {"LD_LIBRARY_PATH": path, "FAKE_NVML": str(self._script)}
+        paths = {
+            name: os.pathsep.join(filter(None, [str(self.home), os.environ.get(name)]))
+            for name in ("LD_LIBRARY_PATH", "PYTHONPATH")
+        }
+        return {**paths, "FAKE_NVML": str(self._script)}
 
     @property
     def hangs(self) -> Path:

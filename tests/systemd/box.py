@@ -122,8 +122,9 @@ def missing() -> str | None:
         return "needs systemd installed"
     if "cgroup2" not in _cgroup_mounts():
         return "needs a cgroup2 mount"
-    if Path(sys.prefix).is_relative_to("/tmp"):
-        return f"needs a checkout elsewhere than in /tmp, which the units do not see: {sys.prefix}"
+    for hidden in ("/tmp", "/var/tmp"):  # by PrivateTmp
+        if Path(sys.prefix).is_relative_to(hidden):
+            return f"needs a checkout elsewhere than in {hidden}, which the units do not see: {sys.prefix}"
     probe = subprocess.run(
         ["unshare", "--fork", "--pid", "--mount", "--uts", "--ipc", "--net", "true"],
         capture_output=True,

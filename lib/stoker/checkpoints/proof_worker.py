@@ -31,4 +31,4 @@ def as_message(proof: Proof) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_worker(main, stop_anywhere=True)
+    run_worker(main, stop_anywhere=True, many=True)

@@ -56,6 +56,7 @@ class Training:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         self.launch, self.protocol, self.stop = launch, protocol, stop
         self.progress = self
+        self.activations = bytearray()
         self.numerics = numerics(launch)
         self.step, self.tokens = 0, 0
         self.loss: float | None = None
@@ -151,7 +152,8 @@ class Training:
                 (Path(once) / str(self.step + 1)).unlink()
                 raise NonFinite("its loss is nan", step=self.step + 1)
         a_window = int(os.environ.get("STOKER_TEST_WINDOW_BYTES", "0"))
-        bytearray(a_window * self.numerics["micro_batch"]).count(0)  # touches each page
+        if len(self.activations) != (size := a_window * self.numerics["micro_batch"]):
+            self.activations = bytearray(size)  # which touches each page
 
     def _reads(self, batch: Batch, planted_in: str) -> bool:
         """Whether a batch has a window that this variable names."""

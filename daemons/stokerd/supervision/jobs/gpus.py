@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from stoker.kit.events import Alerts
@@ -21,6 +22,8 @@ from stokerd.supervision.run import Run
 EVERY_S = 5.0  # between two samples
 SILENT_S = 60.0  # a driver that no program used before takes long to begin, once per card
 ABSENT_S = 600.0  # between two looks for a driver where there was none
+DRIVERS = (Path("/proc/driver/nvidia"), Path("/dev/dxg"))  # one of them exists where a driver is loaded
+NO_DRIVER = "neither /proc/driver/nvidia nor /dev/dxg exists"
 RETRY_FIRST_S, RETRY_MOST_S = 5.0, 600.0
 MOST_XIDS = 10  # that a launch keeps as evidence
 
@@ -153,7 +156,12 @@ STATE = Slice("gpus", Gpus)
 
 
 def _due(run: Run) -> Iterator[str]:
-    if time.monotonic() >= STATE.of(run).start_at:
+    gpus = STATE.of(run)
+    if time.monotonic() < gpus.start_at:
+        return
+    if gpus.cards.expected is None and not any(driver.exists() for driver in DRIVERS):
+        gpus.ended(WorkerExit("finished", result={"absent": NO_DRIVER}))
+    else:
         yield ""
 
 

@@ -62,6 +62,7 @@ def _checkpoint_proved(run: Run, job: Job, end: WorkerExit) -> None:
 CHECKPOINT = RunActivity(
     kind="checkpoint",
     module=PROOF_WORKER,
+    is_reusable=True,
     task=lambda run, job: {"checkpoint": str(run.checkpoints.path(job.subject))},
     on_end=_checkpoint_proved,
     due=_unproven,
@@ -120,6 +121,7 @@ BEGUN_WITH = Slice("begun_with", lambda _: BegunWith(), BegunWith)
 ORIGIN = RunActivity(
     kind="origin",
     module=PROOF_WORKER,
+    is_reusable=True,
     task=lambda _, job: {"checkpoint": job.subject, "with_model": True},
     on_end=_origin_proved,
     slices=(BEGUN_WITH,),
