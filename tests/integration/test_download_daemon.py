@@ -17,6 +17,7 @@ from stoker.corpus.records.receipts import Demand, Unneeded, read_listing, write
 from stoker.kit.process import ProcessId, children_tree, signal_process
 from stoker.observe.ledger import read_claims
 from stoker.observe.status import read_status
+from stoker.observe.verdict import Facts
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.requests import file_request, read_outcome
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
@@ -262,7 +263,7 @@ def test_a_failing_listing_is_asked_for_again(hub: LoopbackHub, tmp_path: Path) 
         assert status["text"].startswith("looking at the source") and not status["looked"]
         files = {one: value for one, value in data.metrics(WATCHDOG).items() if "_files" in one[0]}
         assert files and all(map(math.isnan, files.values()))
-        lines = "\n".join(report_lines("data", read_status(data.pipeline.layout)))
+        lines = "\n".join(report_lines(Facts("data", "FILE", read_status(data.pipeline.layout))))
         assert "files              looking at the source; 4.9 KiB verified\n" in lines + "\n"
     finally:
         daemon.stop()

@@ -21,6 +21,7 @@ from stoker.cli.main import exit_code
 from stoker.cli.pipeline.status import report_lines
 from stoker.kit.process import signal_process
 from stoker.observe.status import read_status
+from stoker.observe.verdict import Facts
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record, write_record
 from stoker.supervise.run.launch_ends import read_ends
@@ -183,7 +184,7 @@ def test_a_stop_seals_a_checkpoint_of_the_step_that_was_reached(shard_sets: Path
 
 def told(run: TrainPipeline, words: str) -> str:
     """What `stoker status` says now, once that has these words."""
-    text = "\n".join(report_lines("data", read_status(run.data.pipeline.layout)))
+    text = "\n".join(report_lines(Facts("data", "FILE", read_status(run.data.pipeline.layout))))
     return text if words in text else ""
 
 

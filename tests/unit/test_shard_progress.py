@@ -15,6 +15,7 @@ import pytest
 from stoker.cli.pipeline.status import report_lines
 from stoker.kit.terminal import Footer
 from stoker.observe.progress import Rate, progress_line, shard_parts
+from stoker.observe.verdict import Facts
 from support.shard_state import Shard
 
 STATUS = {
@@ -91,12 +92,10 @@ class TestWords:
         about = {"state": "running", "running": True, "pid": 1, "since": "", "metrics": "", "body": body}
         quiet = {"state": "stopped", "running": False, "body": {}}
         daemons = {"download_watchdog": quiet, "stage_shard": about, "train_supervisor": quiet}
-        lines = "\n".join(report_lines("p", daemons))
+        lines = "\n".join(report_lines(Facts("p", "FILE", daemons)))
         assert re.search(r"building +45.2 MB/s, 11.3 M tokens/s", lines)
-        assert re.search(r"time left +2 min 5 s for 28 of 40 files", lines)
         daemons["stage_shard"] = {**about, "running": False, "state": "stopped"}
-        stopped = "\n".join(report_lines("p", daemons))
-        assert "time left" not in stopped
+        stopped = "\n".join(report_lines(Facts("p", "FILE", daemons)))
         assert "MB/s" not in stopped
 
 

@@ -17,6 +17,7 @@ from stoker.kit.context import DaemonContext
 from stoker.kit.loop import Waiter
 from stoker.kit.metrics import Metrics
 from stoker.kit.process import ProcessId
+from stoker.observe.verdict import Facts
 from stoker.plan.growth import ENOUGH
 from stoker.plan.timelines import Timeline
 from stoker.store.layout import TRAIN_SUPERVISOR
@@ -201,7 +202,7 @@ def test_a_save_that_was_not_taken_is_trouble_and_a_step_that_nobody_knows_is_no
     assert (told["step"], told["checkpoint"]["step"]) == (None, None)
     told = shown(checkpoint=unknown, sealed=unknown)
     assert "checkpoint of an unknown step" in status_text(told)
-    lines = report_lines("p", {TRAIN_SUPERVISOR: {**STOPPED, "body": told}})
+    lines = report_lines(Facts("p", "FILE", {TRAIN_SUPERVISOR: {**STOPPED, "body": told}}))
     assert any(line.endswith(", of a step that nobody knows") for line in lines)
 
 

@@ -62,6 +62,7 @@ class Observer:
             state = {"free_bytes": found.f_bavail * found.f_frsize}
             disks = {"state": state, **status.get("disks", {})}
             known = {**self._shown, "disks": disks, "gpus": status.get("gpus", {})}
+            known |= {"bytes_done": status["bytes_done"]} if "bytes_done" in status else {}
             self._samples.add(sample(utc_now(), now - self._began, known, pressure))
         except OSError as error:
             if not self._is_failing:

@@ -17,49 +17,74 @@ from stoker.store.errors import ConfigError, StokerError, UnavailableError
 COMPLETE = "_STOKER_COMPLETE"
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
 
-# name: (module of stoker.cli, help); a module is imported only when its command is called. The command of an
+# words: (module of stoker.cli, help); a module is imported only when its command is called. The command of an
 # extra is "module:command"; a copy of Stoker without the extra's folder has no such command.
 COMMANDS = {
     "run": ("pipeline.run", "Run a pipeline's three daemons in the foreground."),
-    "train": ("pipeline.train", "Train a pipeline's run in the foreground, by hand."),
     "watch": ("pipeline.watch", "Keep a command of your own running, without a file."),
-    "status": ("pipeline.status", "Show what each daemon does, the data and the run."),
+    "status": ("pipeline.status", "Show whether all is well, what each daemon does, the data and the run."),
     "events": ("pipeline.events", "Show what happened, oldest first."),
-    "download": ("data.download", "Fetch a source's files, or list them."),
-    "rows": ("data.rows", "Write the first rows of a source to a file."),
-    "audit": ("runs.audit", "Recount every document, token and step from the disk."),
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
-    "checkpoint": ("runs.checkpoint", "Show the checkpoints of a run."),
-    "rollback": ("runs.rollback", "Take the run back to a checkpoint."),
-    "skip-set": ("runs.rollback", "Abandon a shard set that cannot be restored."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
     "resume": ("runs.hold", "Continue a run that is paused or halted."),
-    "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
-    "quarantine": ("data.quarantine", "List, release or drop quarantined files."),
+    "reload": ("pipeline.reload", "Reload the daemons with a changed file or new code."),
+    "rollback": ("runs.rollback", "Take the run back to a checkpoint."),
+    "train": ("pipeline.train", "Train a pipeline's run in the foreground, by hand."),
+    "audit": ("runs.audit", "Recount every document, token and step from the disk."),
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
-    "plan": ("stoker.provenance.plan:plan", "Show the order of the training data and the run's position."),
-    "batch": ("stoker.provenance.batch:batch", "Show which documents were in a step."),
-    "where": ("stoker.provenance.where:where", "Show which steps saw a row of a source file."),
-    "generate": ("stoker.exchange.generate:generate", "Continue a text with a checkpoint's model."),
-    "export-model": (
+    "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
+    "data": ("main", "Fetch data, show its order, bring tokens in and out."),
+    "data download": ("data.download", "Fetch a source's files, or list them."),
+    "data rows": ("data.rows", "Write the first rows of a source to a file."),
+    "data plan": (
+        "stoker.provenance.plan:plan",
+        "Show the order of the training data and the run's position.",
+    ),
+    "data batch": ("stoker.provenance.batch:batch", "Show which documents were in a step."),
+    "data where": ("stoker.provenance.where:where", "Show which steps saw a row of a source file."),
+    "data skip-set": ("runs.rollback", "Abandon a shard set that cannot be restored."),
+    "data import": ("stoker.exchange.import_:import_", "Import tokens that another tool made."),
+    "data export": ("stoker.exchange.export:export", "Write shard sets in other trainers' formats."),
+    "checkpoint": ("main", "Show checkpoints, write their model, continue a text with it."),
+    "checkpoint list": ("runs.checkpoint", "Show each checkpoint of the run."),
+    "checkpoint generate": (
+        "stoker.exchange.generate:generate",
+        "Continue a text with a checkpoint's model.",
+    ),
+    "checkpoint export": (
         "stoker.exchange.export_model:export_model",
         "Write a checkpoint's model for Hugging Face transformers.",
     ),
-    "client": ("runs.client", "Print the client for a trainer of your own."),
-    "export": ("stoker.exchange.export:export", "Write shard sets in other trainers' formats."),
-    "import": ("stoker.exchange.import_:import_", "Import tokens that another tool made."),
-    "memory": ("stoker.memory.group:memory", "Record, show and diagnose what memory is taken."),
+    "quarantine": ("data.quarantine", "List, release or drop quarantined files."),
     "config": ("pipeline.config", "Check a pipeline file, or show the settings in force."),
+    "memory": ("stoker.memory.group:memory", "Record, show and diagnose what memory is taken."),
     "units": ("pipeline.units", "Show or write what the systemd units take from a file."),
-    "reload": ("pipeline.reload", "Reload the daemons with a changed file or new code."),
+    "client": ("runs.client", "Print the client for a trainer of your own."),
     "help": ("main", "Show the help of a command."),
     "version": ("main", "Show the version of Stoker."),
 }
+SECTIONS = {
+    "Start": "run watch",
+    "Look": "status events runs",
+    "Steer": "pause resume reload rollback train",
+    "Prove": "audit verify replay",
+    "Things": "data checkpoint quarantine config memory units client",
+    "Help": "help version",
+}
+# Names of the version before, which work once more.
+FORMER = {
+    **{
+        name: f"data {name}"
+        for name in ("download", "rows", "plan", "batch", "where", "skip-set", "import", "export")
+    },
+    "generate": "checkpoint generate",
+    "export-model": "checkpoint export",
+}
 
 
-def missing_extra(name: str) -> str | None:
+def missing_extra(words: str) -> str | None:
     """Returns the package of a command whose extra is not installed."""
-    place, _, attribute = COMMANDS[name][0].partition(":")
+    place, _, attribute = COMMANDS[words][0].partition(":")
     package = ".".join(place.split(".")[:2])
     # Found by its folder: nothing of an extra is imported before its command is called.
     return package if attribute and importlib.util.find_spec(package) is None else None
@@ -68,32 +93,57 @@ def missing_extra(name: str) -> str | None:
 class LazyGroup(click.Group):
     """A group that imports a command's module when it is called; the help lines are in COMMANDS."""
 
+    words = ""  # of the group itself
+
+    def _words(self, name: str) -> str:
+        return f"{self.words} {name}".lstrip()
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if missing_extra(name) is None]
+        groups = [words.rpartition(" ") for words in COMMANDS if missing_extra(words) is None]
+        return [name for group, _, name in groups if group == self.words]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        words = self._words(cmd_name)
+        if words not in COMMANDS:
             return None
-        if extra := missing_extra(cmd_name):
-            raise UnavailableError(f"`stoker {cmd_name}` is an extra, and {extra} is not installed here")
-        place, _, name = COMMANDS[cmd_name][0].partition(":")
+        if extra := missing_extra(words):
+            raise UnavailableError(f"`stoker {words}` is an extra, and {extra} is not installed here")
+        place, _, name = COMMANDS[words][0].partition(":")
         if not name:
             place, name = f"stoker.cli.{place}", cmd_name.replace("-", "_")
-            name = f"{name}_" if name == "help" else name
-        command: click.Command = getattr(importlib.import_module(place), name)
+        module = importlib.import_module(place)
+        command: click.Command = getattr(module, name, None) or getattr(module, f"{name}_")
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            known = did_you_mean(args[0], COMMANDS, f"there are {', '.join(COMMANDS)}.")
+        if args and not self.words and args[0] in FORMER:
+            now = FORMER[args[0]]
+            note = f"`stoker {args[0]}` is `stoker {now}` now; the former name goes with the next version"
+            click.echo(f"stoker: {note}", err=True)
+            args = [*now.split(), *args[1:]]
+        if args and self._words(args[0]) not in COMMANDS and not args[0].startswith("-"):
+            names = self.list_commands(ctx)
+            known = did_you_mean(args[0], names, f"there are {', '.join(names)}.")
             ctx.fail(f"No such command {args[0]!r}; {known}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        names = self.list_commands(ctx)
+        sections = {"Commands": " ".join(names)} if self.words else SECTIONS
+        for title, section in sections.items():
+            with formatter.section(title):
+                rows = [(name, COMMANDS[self._words(name)][1]) for name in section.split() if name in names]
+                formatter.write_dl(rows, col_max=12)
+
+
+class DataGroup(LazyGroup):
+    words = "data"
+
+
+class CheckpointGroup(LazyGroup):
+    words = "checkpoint"
 
 
 @click.group(
@@ -108,6 +158,16 @@ def cli() -> None:
     Most commands take a pipeline's YAML file. Exit codes: 0, 1 a finding, 64 usage, 65 bad data,
     69 unavailable, 70 a halted run or a bug, 74 storage, 75 try again, 78 wrong configuration.
     """
+
+
+@cli.group(cls=DataGroup, epilog="Example: stoker data download /etc/stoker/fineweb.yaml --once")
+def data() -> None:
+    """Fetch a source's data, show the order it is trained in, bring tokens in and out."""
+
+
+@cli.group(cls=CheckpointGroup, epilog="Example: stoker checkpoint list /etc/stoker/fineweb.yaml")
+def checkpoint() -> None:
+    """Show the checkpoints of a run; `stoker verify` proves them, `stoker rollback` goes back to one."""
 
 
 @click.command("help", epilog="Example: stoker help quarantine release")

@@ -10,7 +10,7 @@ from stoker.cli.options import PATH
 from stoker.cli.which_run import proven_checkpoint
 
 
-@click.command("export-model", epilog="Example: stoker export-model /etc/stoker/fineweb.yaml fineweb-hf")
+@click.command("export", epilog="Example: stoker checkpoint export /etc/stoker/fineweb.yaml fineweb-hf")
 @click.argument("checkpoint", type=PATH)
 @click.argument("out", type=PATH)
 def export_model(checkpoint: Path, out: Path) -> None:

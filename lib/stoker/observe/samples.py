@@ -6,6 +6,8 @@ every second row of both stays, in `<file>.1`.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -16,6 +18,7 @@ from stoker.store.errors import storage_errors
 from stoker.store.files import append_line, unlink_durably, write_atomic
 
 FILE_BYTES = 4 << 20  # of each of the two files
+TAIL_BYTES = 1 << 20  # more than the rows of a day
 
 
 def sample(
@@ -23,7 +26,8 @@ def sample(
 ) -> dict[str, Any]:
     """Returns a daemon's row: its processes by role, memory to spare, disks, waits and GPUs of its status.
 
-    Of the GPUs it has the memory in use together, and the mean utilisation; None for what is not known.
+    Of the GPUs it has the memory in use together, and the mean utilisation; of the data, how much is done.
+    None for what is not known.
     """
     row: dict[str, Any] = {"time": time, "elapsed_s": round(elapsed_s)}
     for role, each in status["processes"].items():
@@ -40,6 +44,8 @@ def sample(
     )
     row["gpu_memory_used_bytes"] = sum(used) if used else None
     row["gpu_utilization_ratio"] = _rounded(sum(busy) / len(busy)) if busy else None
+    if "bytes_done" in status:
+        row["bytes_done"] = status["bytes_done"]
     return row
 
 
@@ -75,6 +81,25 @@ class Samples:
             # A crash after this write leaves rows twice, which no reader minds.
             write_atomic(self._older, b"\n".join((header, *islice(rows, 0, None, 2), b"")), durable=False)
         unlink_durably(self._path)
+
+
+def read_samples(path: Path, tail_bytes: int = TAIL_BYTES) -> Iterator[Mapping[str, str]]:
+    """Yields the rows of a table's end, oldest first, values by column; "" is a value that was not known.
+
+    Yields nothing of a table that is missing or cannot be read, and no line that is torn.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        names = stream.readline().decode(errors="replace").rstrip("\n").split(",")
+        start = stream.tell()
+        if (end := stream.seek(0, os.SEEK_END)) - tail_bytes > start:
+            stream.seek(end - tail_bytes)
+            stream.readline()
+        else:
+            stream.seek(start)
+        for line in stream:
+            values = line.decode(errors="replace").rstrip("\n").split(",")
+            if len(values) == len(names) and line.endswith(b"\n"):
+                yield dict(zip(names, values, strict=True))
 
 
 def _rounded(share: float | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -12,22 +13,37 @@ from stoker.cli.options import counts, json_option, one_line, pipeline_file, plu
 from stoker.cli.pipeline.events import STDOUT, Daemons, state_colour
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
-from stoker.kit.terminal import BOLD, PHRASES, PLAIN, YELLOW, coloured, columns_of, cut_sums, fold, paint
+from stoker.kit.terminal import (
+    BOLD,
+    GREEN,
+    PHRASES,
+    PLAIN,
+    RED,
+    YELLOW,
+    coloured,
+    columns_of,
+    cut_sums,
+    fold,
+    paint,
+)
 from stoker.observe.progress import rates
 from stoker.observe.status import read_status
+from stoker.observe.verdict import Facts, Verdict, verdict
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import utc_at, utc_now
+from stoker.supervise.outlook import gather
 from stoker.supervise.run.goodput import STEPS
 
 RATES = ("tokens_per_second", "parquet_bytes_per_second", "tokens_per_s", "eta_s", "rate_bytes_per_second")
 SILENT_S = 60.0  # a loop shows its status every few seconds
-HUNG_S = 180.0  # the units' WatchdogSec
 NOW_ONLY = (*RATES, "transfers", "waits", "paused", "waiting_for", "gpus")
 GOING_ON = frozenset({"waiting", "running"})  # states of a run that end when its supervisor ends
 STANDS_STILL = frozenset(
     {"waits", "paused", "trouble", "waiting for", "halted", "remedy"}
 )  # rows that explain a pause
 TITLE_WIDTH = 21
+VERDICT, HAND = "verdict", "needs a hand"
+GRADE_COLOURS = {"well": GREEN, "waits": YELLOW, "needs a hand": YELLOW, "broken": RED}
 ORDER = (TRAIN_SUPERVISOR, STAGE_SHARD, DOWNLOAD_WATCHDOG)  # what matters most is read first
 MOST_BUCKETS = 4  # that the row of goodput names
 _OF_GPUS = ("memory_used_bytes", "memory_total_bytes", "utilization_ratio", "temperature_celsius")
@@ -37,54 +53,76 @@ Row = tuple[str, str]  # a title and its text; a row of data or run with an empt
 
 @click.command(epilog="Example: stoker status /etc/stoker/fineweb.yaml")
 @pipeline_file
-@click.option("--check", is_flag=True, help="Exit 1 unless every daemon runs and reported within 3 minutes.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit 1 if the pipeline is broken: a halted or failed run, a dead or silent daemon.",
+)
 @json_option
 def status(pipeline: Pipeline, as_json: bool, check: bool) -> int:
-    """Show what each daemon does, the progress of the data, and the progress of the run.
+    """Show whether all is well, what needs a hand, what each daemon does, run and data, and the times left.
 
     A stopped daemon shows its last status. A reboot erases these; then `stoker audit` counts.
     """
     daemons = read_status(pipeline.layout)
-    shown = daemons if pipeline.has_data else {TRAIN_SUPERVISOR: daemons[TRAIN_SUPERVISOR]}
+    facts = gather(pipeline, daemons)
+    judged = verdict(facts)
     if as_json:
-        print_json({"v": 1, "pipeline": pipeline.name, "time": utc_now(), "daemons": daemons})
+        print_json(as_body(judged, facts, daemons))
     elif sys.stdout.isatty():
-        lines = terminal_lines(pipeline.name, shown, columns_of(STDOUT), colour=coloured(STDOUT))
+        lines = terminal_lines(facts, columns_of(STDOUT), judged, colour=coloured(STDOUT))
         click.echo("\n".join(lines), color=True)
     else:
-        click.echo("\n".join(report_lines(pipeline.name, shown)))
-    return int(check and not all(is_well(about) for about in shown.values()))
+        click.echo("\n".join(report_lines(facts, judged)))
+    return int(check and judged.grade == "broken")
 
 
-def is_well(about: Mapping[str, Any]) -> bool:
-    """Returns whether a daemon runs and its loop goes round."""
-    return bool(about["running"]) and about.get("silent_s", 0.0) <= HUNG_S
+def as_body(judged: Verdict, facts: Facts, daemons: Daemons) -> dict[str, Any]:
+    """Returns the status as JSON; docs/status.schema.json says what each field is."""
+    return {
+        "v": 1,
+        "pipeline": facts.name,
+        "time": utc_now(),
+        "verdict": {"grade": judged.grade, "text": judged.text},
+        "hands": [asdict(each) for each in judged.hands],
+        "times_left": {work: asdict(left) for work, left in facts.times.items()},
+        "daemons": daemons,
+    }
 
 
-def report_lines(name: str, daemons: Daemons) -> Iterator[str]:
+def report_lines(facts: Facts, judged: Verdict | None = None) -> Iterator[str]:
     """Yields the status for a file or a pipe."""
-    for title, text in _rows(name, daemons):
+    for title, text in _rows(facts, judged):
         yield one_line(f"{title:<{TITLE_WIDTH}}{text}".rstrip())
 
 
-def terminal_lines(name: str, daemons: Daemons, columns: int, *, colour: bool) -> Iterator[str]:
+def terminal_lines(
+    facts: Facts, columns: int, judged: Verdict | None = None, *, colour: bool
+) -> Iterator[str]:
     """Yields the status for a terminal: sums cut, each row folded below itself, coloured by state."""
-    colours = {f"  {daemon}": state_colour(about) for daemon, about in daemons.items()}
+    colours = {f"  {daemon}": state_colour(about) for daemon, about in facts.daemons.items()}
     colours |= {f"  {row}": YELLOW for row in STANDS_STILL}
-    for title, text in _rows(name, daemons):
+    if judged is not None:
+        colours |= dict.fromkeys((VERDICT, HAND), GRADE_COLOURS[judged.grade])
+    for title, text in _rows(facts, judged):
         folded = fold(cut_sums(one_line(text)), columns, TITLE_WIDTH)
         line = f"{title:<{TITLE_WIDTH}}{folded}".rstrip()
         yield paint(line, colours.get(title, PLAIN if text else BOLD)) if colour else line
 
 
-def _rows(name: str, daemons: Daemons) -> Iterator[Row]:
-    yield f"pipeline {name}", ""
+def _rows(facts: Facts, judged: Verdict | None) -> Iterator[Row]:
+    daemons = facts.daemons
+    if judged is not None:
+        yield VERDICT, judged.text
+        yield from ((HAND, f"{hand.what}. {hand.do}") for hand in judged.hands)
+    yield f"pipeline {facts.name}", ""
     for daemon in (one for one in ORDER if one in daemons):
         yield from _daemon(daemon, daemons[daemon])
     bodies = {daemon: _body(about) for daemon, about in daemons.items()}
     run = _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"])
     data = [*_shards(bodies.get(STAGE_SHARD, {})), *_sources(bodies.get(DOWNLOAD_WATCHDOG, {}))]
-    for title, rows in (("run", run), ("data", data)):
+    left = [(work, str(left)) for work, left in facts.times.items()]
+    for title, rows in (("run", run), ("data", data), ("time left", left)):
         shown = [(f"  {what}", text) for what, text in rows if text]
         yield from [(title, ""), *shown] if shown else []
 
@@ -124,7 +162,7 @@ def _sources(body: Mapping[str, Any]) -> Iterator[Row]:
         text = f"{format_bytes(done)} of {format_bytes(whole)}, {100 * done / whole:.1f} %"
         rate = body.get("rate_bytes_per_second")
         text += f"; {rate / 1e6:,.1f} MB/s" if rate else ""
-        yield "fetched", text + (f", {left} left" if (left := _left(body)) else "")
+        yield "fetched", text
     for each in body.get("transfers") or []:
         size = "" if each["size"] is None else f" of {format_bytes(each['size'])}"
         rate = f"{each['bytes_per_second'] / 1e6:,.1f} MB/s"
@@ -145,9 +183,6 @@ def _shards(body: Mapping[str, Any]) -> Iterator[Row]:
     dropped = body.get("dropped") or {}
     yield "rows dropped", counts(dropped) if any(dropped.values()) else ""
     yield "building", ", ".join(rates(body))
-    if left := _left(body):
-        files = f"{body['files_of'] - body['files_done']:,} of {body['files_of']:,} files"
-        yield "time left", f"{left} for {files}"
     sets, disks = body.get("sets"), body.get("disks", {})
     if sets and "warm" in disks:
         text = f"{sets['hot']:,} on hot, {sets['warm']:,} copied to warm, {sets['evicted']:,} only there"
@@ -191,7 +226,6 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     yield "speed", f"{format_count(body['tokens_per_s'])} tokens/s{mfu}" if body.get("tokens_per_s") else ""
     if (source := body.get("steps_from")) not in (None, "messages"):
         yield "steps", UNREAD if source == "nothing" else f"read from its output as {source}"
-    yield "time left", _left(body)
     if checkpoint := body.get("checkpoint"):
         unproven = "" if checkpoint.get("proven", True) else " (sealed, not proven yet)"
         unknown = "" if checkpoint.get("step", 0) is not None else ", of a step that nobody knows"
@@ -270,7 +304,3 @@ def gpus_line(gpus: Mapping[str, Any]) -> str:
 
 def _complete(body: Mapping[str, Any]) -> str:
     return "; complete" if body.get("complete") else ""
-
-
-def _left(body: Mapping[str, Any]) -> str:
-    return "" if body.get("eta_s") is None else format_duration(body["eta_s"])

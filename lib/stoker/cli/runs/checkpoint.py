@@ -28,12 +28,7 @@ LINE = "{:>11}  {:>8}  {:>10}  {:>10}  {:>8}  {:>16}  {}"
 HEAD = ("step", "timeline", "size", "age", "loss", "held-out", "")
 
 
-@click.group(epilog="Example: stoker checkpoint list /etc/stoker/fineweb.yaml")
-def checkpoint() -> None:
-    """Show the checkpoints of a run; `stoker verify` proves them, `stoker rollback` goes back to one."""
-
-
-@checkpoint.command("list", epilog="Example: stoker checkpoint list /etc/stoker/fineweb.yaml")
+@click.command("list", epilog="Example: stoker checkpoint list /etc/stoker/fineweb.yaml")
 @pipeline_file
 @click.option("--run", help="Another run of this pipeline than the one the file names.")
 @json_option
