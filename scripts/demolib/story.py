@@ -117,7 +117,7 @@ def stoker(*arguments: str) -> str:
 
 
 def look_first(configuration: Path) -> None:
-    heading("What the hub holds, and how long it takes (stoker download --dry-run)")
+    heading("What the hub holds, and how long it takes (stoker data download --dry-run)")
     say(stoker("download", str(configuration), "--dry-run").rstrip())
 
 
@@ -193,7 +193,7 @@ def show_losses(run_dir: Path, shards: Path, judged: bool) -> None:
 
 def show_sample(run_dir: Path) -> Path:
     newest = sorted((run_dir / "checkpoints").glob("step-*"))[-1]
-    heading(f"A sample from {newest.name} (stoker generate)")
+    heading(f"A sample from {newest.name} (stoker checkpoint generate)")
     say(stoker("generate", str(newest), "--prompt", PROMPT, "--tokens", "60", "--seed", "1").rstrip())
     return newest
 

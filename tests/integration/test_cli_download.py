@@ -1,4 +1,4 @@
-"""`stoker download` and `stoker verify downloads`, over a hub on loopback, URLs and a folder."""
+"""`stoker data download` and `stoker verify downloads`, over a hub on loopback, URLs and a folder."""
 
 from __future__ import annotations
 

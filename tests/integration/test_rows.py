@@ -1,4 +1,4 @@
-"""`stoker rows`: the first rows of a source in one file, and no more files of it than that takes."""
+"""`stoker data rows`: the first rows of a source in one file, and no more files of it than that takes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.cli import main as main_module
-from stoker.cli.main import COMMANDS, cli, exit_code
+from stoker.cli.main import COMMANDS, FORMER, GOES, SECTIONS, LazyGroup, cli, exit_code
 from stoker.config.load import deploy_dir
 from stoker.store import errors
 from stokerd import download_watchdog, stage_shard, train_supervisor
@@ -31,12 +31,32 @@ def every_command() -> list[tuple[str, ...]]:
     """The words of every command there is."""
     found: list[tuple[str, ...]] = []
     context = click.Context(cli)
-    for name in COMMANDS:
-        command = cli.get_command(context, name)
-        found.append((name,))
-        if isinstance(command, click.Group):
-            found += [(name, inner) for inner in command.list_commands(context)]
+    for words in COMMANDS:
+        found.append(tuple(words.split()))
+        command = None if " " in words else cli.get_command(context, words)
+        if isinstance(command, click.Group) and not isinstance(command, LazyGroup):
+            found += [(words, inner) for inner in command.list_commands(context)]
     return found
+
+
+@pytest.mark.parametrize(("former", "now"), FORMER.items())
+def test_a_former_name_works_and_tells_the_new_one(
+    former: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code([former, "--help"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"Usage: stoker {now} ")
+    assert shown.err == f"stoker: `stoker {former}` is `stoker {now}` now; {GOES}\n"
+
+
+def test_help_shows_every_command_in_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert [line[:-1] for line in text.splitlines() if line in {f"{title}:" for title in SECTIONS}] == [
+        *SECTIONS
+    ]
+    assert {words for words in COMMANDS if " " not in words} == set(" ".join(SECTIONS.values()).split())
+    assert not any(f"  {former} " in text for former in FORMER)
 
 
 @pytest.mark.parametrize("words", [(), *every_command()], ids=" ".join)
@@ -83,7 +103,7 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
     ("words", "told"),
     [
         (["confg"], "No such command 'confg'; did you mean 'config'?"),
-        (["zzz"], "No such command 'zzz'; there are run, train, watch, status, "),
+        (["zzz"], "No such command 'zzz'; there are run, watch, status, events, "),
         (["generate", "/nowhere/step-000000005"], "step-000000005 does not exist; `ls /nowhere` shows"),
         (["generate", "x", "--top-p", "nan"], "nan is not a finite number"),
         (["generate", "x", "--temperature", "inf"], "inf is not a finite number"),

@@ -1,4 +1,4 @@
-"""`stoker plan` over a run on paper: its figures, what it keeps on hot, and what it waits for."""
+"""`stoker data plan` over a run on paper: its figures, what it keeps on hot, and what it waits for."""
 
 from __future__ import annotations
 

@@ -71,6 +71,7 @@ SECTIONS = {
     "Things": "data checkpoint quarantine config memory units client",
     "Help": "help version",
 }
+GOES = "the former name goes with the next version"
 # Names of the version before, which work once more.
 FORMER = {
     **{
@@ -120,8 +121,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not self.words and args[0] in FORMER:
             now = FORMER[args[0]]
-            note = f"`stoker {args[0]}` is `stoker {now}` now; the former name goes with the next version"
-            click.echo(f"stoker: {note}", err=True)
+            click.echo(f"stoker: `stoker {args[0]}` is `stoker {now}` now; {GOES}", err=True)
             args = [*now.split(), *args[1:]]
         if args and self._words(args[0]) not in COMMANDS and not args[0].startswith("-"):
             names = self.list_commands(ctx)

@@ -1,4 +1,4 @@
-"""`stoker export`: writes shard sets in the formats of other trainers."""
+"""`stoker data export`: writes shard sets in the formats of other trainers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW_TOKENS = 2048  # where SHARDS is not a pipeline file
 MOST_IN_A_ROW = 1 << 20
 
 
-@click.command(epilog="Example: stoker export --format hf-arrow /etc/stoker/fineweb.yaml /data/fineweb")
+@click.command(epilog="Example: stoker data export --format hf-arrow /etc/stoker/fineweb.yaml /data/fineweb")
 @click.option("--format", "form", type=click.Choice(["hf-arrow", "nanogpt"]), required=True)
 @click.argument("shards", type=PATH)
 @click.argument("out", type=PATH)

@@ -1,4 +1,4 @@
-"""`stoker export-model`: writes a checkpoint's model for Hugging Face transformers."""
+"""`stoker checkpoint export`: writes a checkpoint's model for Hugging Face transformers."""
 
 from __future__ import annotations
 

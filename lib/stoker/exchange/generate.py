@@ -1,4 +1,4 @@
-"""`stoker generate`: generates text from a checkpoint, after proving it."""
+"""`stoker checkpoint generate`: generates text from a checkpoint, after proving it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from stoker.cli.options import PATH, TEXT, FiniteRange
 from stoker.cli.which_run import proven_checkpoint
 
 
-@click.command(epilog="Example: stoker generate demo-run/state/runs/main/checkpoints --prompt 'The file'")
+@click.command(
+    epilog="Example: stoker checkpoint generate demo-run/state/runs/main/checkpoints --prompt 'The file'"
+)
 @click.argument("checkpoint", type=PATH)
 @click.option("--prompt", type=TEXT, default="", help="What the text begins with; empty for a new document.")
 @click.option("--tokens", default=100, type=click.IntRange(1), help="At most so many more tokens.")

@@ -1,4 +1,4 @@
-"""`stoker import`: converts tokens made by other programs to parquet that a pipeline reads."""
+"""`stoker data import`: converts tokens made by other programs to parquet that a pipeline reads."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Put into the pipeline's file:
 def _no_pipeline(_context: click.Context, _parameter: click.Parameter, places: tuple[Path, ...]) -> object:
     if file := next((place for place in places if place.suffix in (".yaml", ".yml")), None):
         raise UsageError(
-            f"{file}: `stoker import` takes no pipeline file any more: it writes parquet to a new folder, "
-            "which a pipeline then reads; name the tokenizer.json of the tokens with --tokenizer"
+            f"{file}: `stoker data import` takes no pipeline file any more: it writes parquet to a new "
+            "folder, which a pipeline then reads; name the tokenizer.json of the tokens with --tokenizer"
         )
     return places
 
@@ -43,7 +43,9 @@ def _stated(_context: click.Context, _parameter: click.Parameter, value: str | N
         raise UsageError("--tokenizer-sha256 went: name the tokenizer.json itself with --tokenizer PATH")
 
 
-@click.command("import", epilog="Example: stoker import fineweb10B tokens --tokenizer gpt2/tokenizer.json")
+@click.command(
+    "import", epilog="Example: stoker data import fineweb10B tokens --tokenizer gpt2/tokenizer.json"
+)
 @click.argument(
     "places", metavar="SOURCE...", nargs=-1, required=True, type=PATH, callback=_no_pipeline, is_eager=True
 )

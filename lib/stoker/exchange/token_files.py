@@ -2,7 +2,7 @@
 
 Two forms are known. *predecessor*: {train,val}_%06d.bin without header, and a manifest.json that counts them.
 *nanogpt*: .bin files with train or val in their names, raw or behind a header of 256 int32; claims of a
-meta.json that `stoker export` wrote are checked. Every other form is refused, with the reason.
+meta.json that `stoker data export` wrote are checked. Every other form is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def find_token_files(place: Path, split: str, dtype: str) -> TokenFiles:
         return TokenFiles((_nanogpt_file(place, dtype, {}),))
     names = sorted(entry.name for entry in place.iterdir())
     if SUMS in names:
-        raise DataError(f"{place}: a shard set of Stoker's own; `stoker export` it, and import that")
+        raise DataError(f"{place}: a shard set of Stoker's own; `stoker data export` it, and import that")
     read = _predecessor if PREDECESSOR_MANIFEST in names else partial(_nanogpt, dtype=dtype)
     files, tokenizer, notes = read(place, names)
     taken = tuple(file for file in files if split in ("all", file.split))

@@ -1,4 +1,4 @@
-"""`stoker batch`: shows the documents of a step."""
+"""`stoker data batch`: shows the documents of a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.store.errors import DataError, storage_errors
 from stoker.supervise.run.record import Identity
 
 
-@click.command(epilog="Example: stoker batch /etc/stoker/fineweb.yaml main 1200 --show")
+@click.command(epilog="Example: stoker data batch /etc/stoker/fineweb.yaml main 1200 --show")
 @planned_file
 @click.argument("run")
 @click.argument("step", type=int)

@@ -1,4 +1,4 @@
-"""`stoker plan`: shows the order of training data, the run's position in it, and the reason for a wait."""
+"""`stoker data plan`: shows the order of training data, the run's position in it, and why it waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEAD = ("entry", "epoch", "sets", "seq_len", "windows", "tokens", "")
 LINE = "{:>5}  {:>5}  {:>5}  {:>7}  {:>11}  {:>7}  {}"
 
 
-@click.command(epilog="Example: stoker plan /etc/stoker/fineweb.yaml")
+@click.command(epilog="Example: stoker data plan /etc/stoker/fineweb.yaml")
 @planned_file
 @click.option("--run", help="Another run of this pipeline than the one the file names.")
 @click.option("--all", "whole", is_flag=True, help="Every entry, not only those around the position.")

@@ -140,7 +140,7 @@ class Library:
         raise UnavailableError(
             f"shard set {key[:16]} of {of} is not in {', nor in '.join(map(str, self._folders.values()))}; "
             + ("see that warm is mounted, or " if "warm" in self._folders else "")
-            + "try again when `stoker plan` shows it on hot"
+            + "try again when `stoker data plan` shows it on hot"
         )
 
 

@@ -1,4 +1,4 @@
-"""`stoker where`: shows which steps saw a row of a source file."""
+"""`stoker data where`: shows which steps saw a row of a source file."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ WORDS = {
 }
 
 
-@click.command(epilog="Example: stoker where /etc/stoker/fineweb.yaml sample/350BT/000_00000.parquet:123456")
+@click.command(
+    epilog="Example: stoker data where /etc/stoker/fineweb.yaml sample/350BT/000_00000.parquet:123456"
+)
 @planned_file
 @click.argument("source_row", metavar="SOURCE:ROW")
 @json_option
 def where(pipeline: Pipeline, source_row: str, as_json: bool) -> int:
     """Show which steps of each run saw a ROW of a SOURCE, and where a plan names it that is not read yet.
 
-    SOURCE is the file's path in the dataset as `stoker audit` and `stoker batch` name it, ROW counts from 0.
-    Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 65 files of a run
-    contradict each other, the answer says which and shows the other runs; 69 its shard set is not available
-    now.
+    SOURCE is the file's path in the dataset as `stoker audit` and `stoker data batch` name it, ROW counts
+    from 0. Reads only, and may run beside the daemons. Exit codes: 64 no such source or row; 65 files of a
+    run contradict each other, the answer says which and shows the other runs; 69 its shard set is not
+    available now.
     """
     report = find(pipeline, *parse(source_row))
     answer(report, report_lines(report), as_json=as_json)
@@ -59,7 +61,7 @@ def find(pipeline: Pipeline, path: str, row: int) -> dict[str, Any]:
     sources = read_sources(pipeline.layout, dataset)
     source = sources.get(path)
     if source is None:
-        named = "sources are named by their path in the dataset, as `stoker batch` shows them"
+        named = "sources are named by their path in the dataset, as `stoker data batch` shows them"
         hint = did_you_mean(path, sources, named)
         raise UsageError(f"{path!r} is no source of {dataset} on record; {hint}")
     same = (one for one in sources.values() if one.sha256 == source.sha256 and one.state != "duplicate")

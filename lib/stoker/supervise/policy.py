@@ -19,11 +19,11 @@ GPU_OTHERS_SHARE = 0.05  # of a card's memory, as the alert StokerGpuShared has 
 
 _RESUME = "then: stoker reload FILE; stoker resume FILE"  # a resume alone would not read a changed file
 REMEDIES = {
-    ExitClass.BAD_DATA: "fix or abandon what its last lines name (stoker skip-set)",
+    ExitClass.BAD_DATA: "fix or abandon what its last lines name (stoker data skip-set)",
     ExitClass.HOST_MEMORY: "give the trainer more memory, or shorten train.seq_len",
     ExitClass.GPU_MEMORY: "set train.recompute: blocks, shorten train.seq_len, or free the card",
-    ExitClass.NON_FINITE: "check the data of that step (stoker batch), lower the learning rate, or go back "
-    "before the loss blew up (stoker rollback)",
+    ExitClass.NON_FINITE: "check the data of that step (stoker data batch), lower the learning rate, or go "
+    "back before the loss blew up (stoker rollback)",
     ExitClass.DEVICE_LOST: "check the card (nvidia-smi, dmesg), reset or replace it",
 }
 REMEDIES_OF_EXTERNAL = {

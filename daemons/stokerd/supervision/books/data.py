@@ -105,7 +105,7 @@ class DataReadiness:
                 self._lost = (
                     f"shard set {key[:16]}, which the plan names, is neither on hot nor on warm, and {why}. "
                     "Put the source file back, then start again; or give its tokens up for good with "
-                    f"`stoker skip-set FILE {key[:16]}`"
+                    f"`stoker data skip-set FILE {key[:16]}`"
                 )
 
     # Needs

@@ -1,4 +1,4 @@
-"""`stoker download`: runs the download watchdog in the foreground, or estimates its work and time."""
+"""`stoker data download`: runs the download watchdog in the foreground, or estimates its work and time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXIT_UNAVAILABLE = 69
 KINDS = ("here, hashed", "released", "given up", "to be hashed", "to be fetched")
 
 
-@click.command(epilog="Example: stoker download /etc/stoker/fineweb.yaml --once")
+@click.command(epilog="Example: stoker data download /etc/stoker/fineweb.yaml --once")
 @data_file
 @click.option("--once", is_flag=True, help="End when all that can be had is here.")
 @click.option(

@@ -1,4 +1,4 @@
-"""`stoker rows`: writes the first rows of a source to a parquet file, as a preview of its content."""
+"""`stoker data rows`: writes the first rows of a source to a parquet file, as a preview of its content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_ROWS = 10**9
 READ_S, TRIES, WRONG_TRIES, LONGEST_WAIT_S = 30.0, 6, 2, 60.0
 
 
-@click.command(epilog="Example: stoker rows /etc/stoker/fineweb.yaml --max-rows 1000 look.parquet")
+@click.command(epilog="Example: stoker data rows /etc/stoker/fineweb.yaml --max-rows 1000 look.parquet")
 @data_file
 @click.option("--max-rows", type=click.IntRange(1, MOST_ROWS), required=True, help="How many at most.")
 @click.argument("out", type=PATH)

@@ -1,4 +1,4 @@
-"""`stoker rollback` and `stoker skip-set`: send a request to the train supervisor."""
+"""`stoker rollback` and `stoker data skip-set`: send a request to the train supervisor."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rollback(pipeline: Pipeline, step: int, spans: list[list[int]], reason: str,
     return _ask(pipeline, "rollback", {"to": step, "skip": spans, "reason": reason}, as_json=as_json)
 
 
-@click.command("skip-set", epilog="Example: stoker skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
+@click.command("skip-set", epilog="Example: stoker data skip-set /etc/stoker/fineweb.yaml 826ae25e2e7c26a6")
 @planned_file
 @click.argument("key")
 @click.option("--reason", type=TEXT, default=None, help="What to write down as the reason.")
