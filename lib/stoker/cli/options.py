@@ -29,14 +29,14 @@ def _load_planned(context: click.Context, parameter: click.Parameter, file: Path
     pipeline: Any = _load(context, parameter, file)
     if not pipeline.train.follows_plan:
         why = "its run is made by an external trainer (train.command), which does not read Stoker's plan"
-        raise UsageError(f"{file}: {why}: `stoker {context.info_name}` has nothing to show")
+        raise UsageError(f"{file}: {why}: `{context.command_path}` has nothing to show")
     return pipeline
 
 
 def _load_data(context: click.Context, parameter: click.Parameter, file: Path) -> object:
     pipeline: Any = _load(context, parameter, file)
     if not pipeline.has_data:
-        raise UsageError(f"{file}: it prepares no dataset, so `stoker {context.info_name}` has nothing to do")
+        raise UsageError(f"{file}: it prepares no dataset, so `{context.command_path}` has nothing to do")
     return pipeline
 
 
