@@ -28,7 +28,7 @@ def facts(record: dict[str, Any] | None = None, left: str = "", **changes: dict[
     ("given", "grade", "text"),
     [
         (facts(left="in 3 to 4 days"), "well", "all is well, training is done in 3 to 4 days"),
-        (facts(left="not known: why"), "well", "all is well, it trains; time left: not known: why"),
+        (facts(left="not known: why"), "well", "all is well, it trains; time left not known: why"),
         (facts({"state": "finished"}), "well", "all is well, run main is finished"),
         (
             facts({"state": "finished"}, **{daemon: about(False, exit_code=0) for daemon in DAEMONS}),
@@ -121,6 +121,7 @@ def test_the_worst_of_what_is_found_is_the_verdict(given: Facts, grade: str, tex
         ("train_supervisor", {"trouble": "the checkpoint at step 5 failed: full"}, "checkpoint_failed"),
         ("train_supervisor", {"trouble": "the newest save is not sealed: x"}, "checkpoint_refused"),
         ("train_supervisor", {"figures": {"fruitless": 1}, "gpus": {"up": None}}, None),
+        ("stage_shard", {"uptime_s": 5.0, "disks": {"hot": {"trouble": "it has not answered yet"}}}, None),
     ],
 )
 def test_what_needs_a_hand_has_the_words_of_its_event(

@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from stoker.config.units import format_duration
 
 OVER_S = 86_400.0  # of the past that counts
-LEAST_S = 300.0  # less says nothing about the pace
+LEAST_S = 60.0  # less says nothing about the pace
 PARTS = 24
 UNITS = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "min"))
 

@@ -23,6 +23,7 @@ NAMES = {
     STAGE_SHARD: "the stage-shard loop",
     DOWNLOAD_WATCHDOG: "the download watchdog",
 }
+ANSWERS_S = 60.0
 START = "`systemctl start stoker@NAME.target`, or `stoker run FILE`"
 READ = "`stoker events FILE` says more"
 
@@ -91,7 +92,7 @@ def _state(facts: Facts, waits: list[str]) -> str:
         return "; ".join(waits)
     if facts.left.startswith("in "):
         return f"training is done {facts.left}"
-    return f"it trains; time left: {facts.left}" if facts.left else "it trains"
+    return f"it trains; time left {facts.left}" if facts.left else "it trains"
 
 
 def _filled(found: Finding, facts: Facts) -> Finding:
@@ -176,6 +177,15 @@ def _at(*path: str) -> Read:
     return value
 
 
+def _trouble(disk: str) -> Read:
+    """A disk has a minute for its first answer."""
+
+    def value(body: Mapping[str, Any]) -> Any:
+        return body.get("uptime_s", ANSWERS_S) >= ANSWERS_S and _at("disks", disk, "trouble")(body)
+
+    return value
+
+
 def _fruitless(body: Mapping[str, Any]) -> int:
     launches = int(_at("figures", "fruitless")(body) or 0)
     return launches if launches > 1 else 0
@@ -209,8 +219,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rows(
         STAGE_SHARD,
-        (_at("disks", "hot", "trouble"), "the hot disk: {}", "list_failed"),
-        (_at("disks", "warm", "trouble"), "the warm disk: {}", "warm_unavailable"),
+        (_trouble("hot"), "the hot disk: {}", "list_failed"),
+        (_trouble("warm"), "the warm disk: {}", "warm_unavailable"),
         (_at("is_paused", "memory"), "memory is short, and no new work starts", "memory_paused"),
         (_at("is_paused", "disk_state"), "the state disk is full", "state_disk_full"),
         (_at("is_paused", "disk_hot"), "the hot disk is full", "disk_full"),
