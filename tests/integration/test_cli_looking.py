@@ -1,4 +1,4 @@
-"""`stoker data plan`, `batch` and `where` beside a real run, which is killed once; the truth is counted apart.
+"""`data plan`, `batch` and `where` beside a real run, which is killed once; the truth is counted apart.
 
 The order is that of plan.jsonl alone: step k has windows (k - 1) * B to k * B of it, whatever was killed.
 """

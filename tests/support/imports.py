@@ -1,4 +1,4 @@
-"""What other programs leave behind, written by hand, and the shard sets that `stoker data import` once made."""
+"""What other programs leave behind, written by hand, and the shard sets that `stoker import` once made."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def import_set(
     where: EndOfText | None = "after",
     path: str = "import/web",
 ) -> Source:
-    """Publish and record a shard set of these tokens, byte for byte as the earlier `stoker data import` did."""
+    """Publish and record a shard set of these tokens, byte for byte as the earlier `stoker import` did."""
     tokenizer, dtype = pin.tokenizer, dtype_for(pin.tokenizer.vocab_size)
     building = hot.building / "import-by-a-test"
     building.mkdir(parents=True)

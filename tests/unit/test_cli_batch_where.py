@@ -1,4 +1,4 @@
-"""`stoker data batch` and `stoker data where` against a run whose every step is remembered in plain Python."""
+"""`data batch` and `data where` against a run whose every step is remembered in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stoker data import`: tokens of others become documents in parquet, a row each, or nothing is there."""
+"""`stoker import`: tokens of others become documents in parquet, a row each, or nothing is there."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ REFUSALS: dict[str, tuple[Make, str]] = {
         "symbolic link",
     ),
     "a directory": (lambda home: (home / "train.bin").mkdir(), "no regular file"),
-    "our own set": (lambda home: (home / "SHA256SUMS").touch(), "stoker data export"),
+    "our own set": (lambda home: (home / "SHA256SUMS").touch(), "stoker export"),
     "a row without an end": (
         lambda home: save(home, [*documents(STREAM), [4, 5], *documents(STREAM)]),
         ".arrow: row 40 does not end with end-of-text (id 0)",
@@ -328,7 +328,7 @@ def test_what_changes_while_it_is_read_is_refused(
 def test_an_exports_own_note_is_held_against_what_lies_there(
     tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Given what `stoker data export` notes of a file: one with another bit, size or name is not taken over."""
+    """Given what `stoker export` notes of a file: one with another bit, size or name is not taken over."""
     place = tmp_path / "in"
     path = write_tokens(place / "train.bin", [1, 2, EOT])
     told = {"tokens": 3, "size": 6, "sha256": hash_file(path).sha256}

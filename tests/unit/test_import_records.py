@@ -1,4 +1,4 @@
-"""Sets that an earlier `stoker data import` made: behind the listing, outside its limit, never counted as zero."""
+"""Sets that an earlier `stoker import` made: behind the listing, outside its limit, never counted as zero."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
 
 @pytest.fixture
 def make_set(tmp_path: Path) -> Callable[..., ShardSet]:
-    """Makes an imported set of these tokens, as an earlier `stoker data import` did."""
+    """Makes an imported set of these tokens, as an earlier `stoker import` did."""
     tokenizer = TokenizerPin("tokenizer.json", "cd" * 32, 300, EOT)
     pin = DatasetPin("prose", 1, "ab" * 32, {"shard_tokens": 500}, tokenizer, {})
     layout, hot = StateLayout(tmp_path / "state"), HotLayout(tmp_path / "hot")
