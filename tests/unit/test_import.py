@@ -234,7 +234,7 @@ REFUSALS: dict[str, tuple[Make, str]] = {
         "symbolic link",
     ),
     "a directory": (lambda home: (home / "train.bin").mkdir(), "no regular file"),
-    "our own set": (lambda home: (home / "SHA256SUMS").touch(), "stoker export"),
+    "our own set": (lambda home: (home / "SHA256SUMS").touch(), "stoker data export"),
     "a row without an end": (
         lambda home: save(home, [*documents(STREAM), [4, 5], *documents(STREAM)]),
         ".arrow: row 40 does not end with end-of-text (id 0)",
