@@ -12,9 +12,9 @@ import errno
 import itertools
 import math
 import os
-import platform
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections import Counter
@@ -113,7 +113,7 @@ class Metrics:
         self.events: Counter[str] = Counter(dict.fromkeys(event_types(daemon), 0))
         self.beat_at = self._started = time.time()
         self.unclean_at: float | None = None  # the last start after an end that was not in order
-        self._build = {metadata.version("stoker"): {platform.python_version(): 1}}
+        self._build = {metadata.version("stoker"): {sys.version.split()[0]: 1}}
         self._server: _Server | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
