@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from stoker.config.schema import NO_DATASET, OF_DATA, Pipeline
 from stoker.config.schema_train import OF_BUILT_IN
 from stoker.store.errors import ConfigError
 
-PYDANTIC_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 ALLOW_NETWORK = "STOKER_ALLOW_NETWORK_STATE"
 DEFAULT_MODEL = "474m"
 WSD_DECAY = 0.2  # of the steps: with it wsd ends at the loss of a cosine (Haegele et al. 2024, section 3)
@@ -168,23 +166,9 @@ def _validate(document: Document, file: Path) -> tuple[Pipeline | None, list[Pro
 
 
 def _build(values: dict[str, Any], file: Path) -> Pipeline:
-    with _no_plugins():
-        pipeline = Pipeline.model_validate(values, context={"directory": file.parent})
+    pipeline = Pipeline.model_validate(values, context={"directory": file.parent})
     pipeline._file = file
     return pipeline
-
-
-@contextlib.contextmanager
-def _no_plugins() -> Iterator[None]:
-    """Keeps plugins of pydantic out of what a file means; to look for one takes a twentieth of a start."""
-    before = os.environ.get(PYDANTIC_PLUGINS)
-    os.environ[PYDANTIC_PLUGINS] = "__all__"
-    try:
-        yield
-    finally:  # a trainer may have plugins of its own
-        del os.environ[PYDANTIC_PLUGINS]
-        if before is not None:
-            os.environ[PYDANTIC_PLUGINS] = before
 
 
 def _without(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
