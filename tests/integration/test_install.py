@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 
 from stoker.store.record import write_record
-from support.installing import REPO, UNIT, Ground, built_wheel, next_wheel, offline_wheel, packages_apart, quick_python
+from support.installing import (
+    REPO,
+    UNIT,
+    Ground,
+    built_wheel,
+    next_wheel,
+    offline_wheel,
+    packages_apart,
+    quick_python,
+)
 from support.mounts import WHY_NOT, apart
 from support.waiting import LONG_S, wait_until
 
