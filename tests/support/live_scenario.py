@@ -26,7 +26,9 @@ from support.waiting import LONG_S, wait_until
 STOKER = str(Path(sys.executable).parent / "stoker")
 PIPELINE = "live"
 BACK_TO = 20
-SLOWLY = {"STOKER_TEST_STEP_S": "0.08"}  # a checkpoint each 20 steps, and its copies, cost more than the steps
+SLOWLY = {
+    "STOKER_TEST_STEP_S": "0.08"
+}  # a checkpoint each 20 steps, and its copies, cost more than the steps
 # Seen once the scenario is over: each fault is in what Prometheus keeps.
 FAULTS = (
     'increase(stoker_events_total{event="source_quarantined"}[2m]) > 0',
