@@ -341,7 +341,7 @@ def test_a_trainers_directory_that_hangs_holds_up_its_checkpoints_alone(home: Pa
 
 def small(home: Path) -> DataPipeline:
     """A pipeline on a small disk whose tokenizer costs little: a token a byte."""
-    tokenizer = {"train": {"vocab_size": 257, "train_bytes": "20KB"}, "engine": "tokenizers"}
+    tokenizer = {"train": {"vocab_size": 257, "train_bytes": "20KB"}, "engine": "fastokens"}
     stage = {"settle": "0s", "free_floor": f"{FLOOR}B"}
     shard = {"val_ratio": 0.1, "shard_tokens": 100_000_000, "release": "never"}
     return make_pipeline(home, tokenizer=tokenizer, stage=stage, shard=shard)
