@@ -377,7 +377,7 @@ def quarantine(data: DataPipeline, verb: str, *words: str) -> str:
 
 @pytest.mark.long
 def test_a_file_that_expands_beyond_its_claim_is_built_where_there_is_room(home: Path) -> None:
-    mount_small(home / "hot", HOT)
+    mount_small(home / "hot", 2 * HOT)
     data = small(home)
     write_files(data, count=1)
     write_repeated(data.source / "1-repeated.parquet", prose(random.Random(1), 80), rows=600)
