@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -238,8 +237,6 @@ def test_a_reload_and_an_upgrade_leave_the_trainer_alone_and_refuse_what_is_brok
     said = machine.stoker("reload", FILE, code=78)
     assert f"{FILE}:" in said
     assert "seq_len" in said
-    assert box.run("systemctl", "reload", SUPERVISOR, check=False).returncode != 0
-    assert re.search(rf"{FILE}:\d+: .*seq_lne", box.journal(SUPERVISOR))
     box.write(FILE, TRAINS)
 
     machine.install(machine.wheels[1])

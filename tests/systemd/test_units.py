@@ -128,7 +128,9 @@ def run_target(box: Box) -> None:
     wait_until(lambda: trained_steps(box) > 20, 90, "twenty steps of training")
 
 
-def test_the_target_starts_all_three_which_report_and_are_scraped(box: Box) -> None:
+def test_the_target_starts_all_three_which_report_and_are_scraped_and_refuse_a_misspelt_file(
+    box: Box,
+) -> None:
     run_target(box)
     for unit in UNITS:
         assert box.show(unit, "StatusText"), unit
@@ -154,6 +156,12 @@ def test_the_target_starts_all_three_which_report_and_are_scraped(box: Box) -> N
     scores = [int(box.run("cat", f"/proc/{pid}/oom_score_adj").stdout) for pid in pids]
     assert scores[1] > scores[0], "the trainer before the daemon that can tell of its end"
     assert_each_shows(box, "systemctl", 5)
+    box.write("/etc/stoker/thread.yaml", PIPELINE + "trian: {}\n")
+    assert box.run("systemctl", "reload", UNITS[2], check=False).returncode != 0
+    assert re.search(r"thread\.yaml:\d+: trian: ", box.journal(UNITS[2]))
+    box.write("/etc/stoker/thread.yaml", PIPELINE)
+    box.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", UNITS[0])
+    wait_until(lambda: box.show(UNITS[0], "NRestarts") == "1", what="a killed daemon to be started again")
 
 
 @pytest.mark.prometheus
