@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,11 +19,17 @@ def wait_until(condition: Callable[[], T], timeout_s: float = LONG_S, what: str 
     deadline = time.monotonic() + timeout_s
     while True:
         last = time.monotonic() > deadline  # before the look: who was kept from looking looks once more
-        began = time.thread_time()
+        began = _used_s()
         value = condition()
         if value:
             return value
         if last:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
         # A dear look is taken seldom: what is waited for needs the processor.
-        time.sleep(min(max(0.02, 9 * (time.thread_time() - began)), 0.3))
+        time.sleep(min(max(0.02, 9 * (_used_s() - began)), 0.3))
+
+
+def _used_s() -> float:
+    """The processor's seconds of this thread and of the children that were waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.thread_time() + children.ru_utime + children.ru_stime
