@@ -46,7 +46,8 @@ def test_failed_allocations_halve_the_micro_batch_and_a_step_that_is_not_finite_
     assert classes(run) == ["host_memory", *["non_finite"] * flips, "finished"] and not list(once.iterdir())
     assert [(one["before"], one["micro_batch"]) for one in run.events("micro_batch_lowered")] == [(4, 2)]
     assert not forks(run) and not run.events("windows_skipped")
-    assert run.rows() == finished.rows() and run.tensors() == finished.tensors()
+    rows = [row | {"micro_batch": 4} if "micro_batch" in row else row for row in run.rows()]
+    assert rows == finished.rows() and run.tensors() == finished.tensors()
 
 
 def test_windows_of_a_step_that_is_twice_not_finite_are_skipped_and_too_many_take_the_run_back_and_halt_it(
