@@ -1,7 +1,7 @@
 """The examples of trainers of the user's own under a real supervisor: stacks, kill -9, stop, resume.
 
-An import of transformers or Lightning takes 5 s of a processor, which every launch pays: the example without
-either proves the client in every run of the tests, the others are `long`.
+An import of torch takes 2 s of a processor, of transformers or Lightning 5, which every launch pays: in every
+run of the tests test_external_checkpoints proves client, kill, stop and resume with lighter trainers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def words(**values: object) -> list[str]:
 
 
 def goes_on(example: Example) -> None:
-    """A trainer that is asked to stop: the next one makes the step after."""
+    """A trainer that is asked to stop, then one that is killed with -9: the next one makes the step after."""
     example.sealed()
     example.dump("train.py")
     assert example.stop() == 0
@@ -38,10 +38,6 @@ def goes_on(example: Example) -> None:
     example.start()
     assert example.launched(2)["resume_step"] == last
     assert example.told(2)[0] == last + 1
-
-
-def goes_on_after_a_kill(example: Example) -> None:
-    """The same of one that was resumed and is killed with -9."""
     sealed = example.sealed(after=example.told(2)[0])
     os.kill(example.trainer().pid, signal.SIGKILL)
     assert example.ended(2)["exit_class"] == "killed"
@@ -50,17 +46,13 @@ def goes_on_after_a_kill(example: Example) -> None:
     assert example.told(3)[0] == resumed + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "settings", "external"),
     [
         ("train_nanogpt.py", NANOGPT, {}),
-        pytest.param("train_hf.py", SHAPE | HF, {"checkpoints": "out/checkpoint-*"}, marks=pytest.mark.long),
-        pytest.param(
-            "train_lightning.py",
-            SHAPE | LIGHTNING,
-            {"checkpoints": "out/step=*.ckpt"},
-            marks=pytest.mark.long,
-        ),
+        ("train_hf.py", SHAPE | HF, {"checkpoints": "out/checkpoint-*"}),
+        ("train_lightning.py", SHAPE | LIGHTNING, {"checkpoints": "out/step=*.ckpt"}),
     ],
 )
 def test_a_trainer_is_resumed_with_the_next_step(
@@ -68,8 +60,6 @@ def test_a_trainer_is_resumed_with_the_next_step(
 ) -> None:
     with Example(make_example(tmp_path / "home", script, *words(**settings), **external)) as example:
         goes_on(example)
-        if script != "train_nanogpt.py":  # without: test_external_checkpoints, with lighter trainers
-            goes_on_after_a_kill(example)
 
 
 @pytest.mark.long
