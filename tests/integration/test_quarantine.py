@@ -6,9 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import shutil
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +18,17 @@ from stoker.corpus.quarantine.directory import mark, read_quarantine
 from stoker.corpus.records.receipts import write_receipt
 from stoker.corpus.records.sources import write_source
 from stoker.corpus.staging.disk_contents import parquet_name
-from stoker.kit.lock import read_holder
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import set_aside, write_record
 from support.asked import filed_requests
+from support.audits import audit_of
+from support.once import made_once
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.waiting import wait_until
 
 LONG_AGO = "2026-01-01T00:00:00Z"
+BAD = {"bad.parquet": 2, "lost.parquet": 3, "mended.parquet": 4}  # and their seeds
 
 
 class Told(NamedTuple):
@@ -48,7 +48,7 @@ def told(*words: str) -> Told:
 
 
 class Site:
-    """A drained pipeline: one good file, and `bad.parquet`, of which a page was flipped."""
+    """A drained pipeline: one good file, three of which a page was flipped, and one of words."""
 
     def __init__(self, data: DataPipeline) -> None:
         self.data = data
@@ -63,36 +63,34 @@ class Site:
         listed: list[dict[str, Any]] = json.loads(self.stoker("list", "--json").out)
         return listed
 
-    def audit(self) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(told("audit", str(self.data.file), "--json", "--deep").out)
-        return report
-
-    def metrics(self) -> list[str]:
-        """The lines of the running daemon's metrics."""
-        holder = read_holder(self.layout.lock(STAGE_SHARD))
-        assert holder is not None
-        with urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics") as answer:
-            return str(answer.read().decode()).splitlines()
-
-    def folder(self) -> Path:
-        """The finding against bad.parquet."""
-        (one,) = [kept for kept in self.shelf() if kept.path == "bad.parquet" and kept.released is None]
+    def folder(self, path: str = "bad.parquet") -> Path:
+        """The finding against that file."""
+        (one,) = [kept for kept in self.shelf() if kept.path == path and kept.released is None]
         return self.layout.quarantine / one.name
 
     def shelf(self) -> tuple[Any, ...]:
         return read_quarantine(self.layout.quarantine)
 
-    def acquit(self, content: bytes) -> None:
+    def acquit(self, path: str) -> bytes:
         """Let the records say that another content was convicted: this one, which is good."""
+        content = write_fineweb(
+            self.data.home / "other" / path, 60, seed=BAD[path], row_group=20
+        ).read_bytes()
         sha256, size = hashlib.sha256(content).hexdigest(), len(content)
-        write_receipt(self.layout, replace(self.data.receipts()["bad.parquet"], sha256=sha256, size=size))
-        write_source(self.layout, replace(self.data.sources()["bad.parquet"], sha256=sha256, size=size))
-        folder = self.folder()
+        write_receipt(self.layout, replace(self.data.receipts()[path], sha256=sha256, size=size))
+        write_source(self.layout, replace(self.data.sources()[path], sha256=sha256, size=size))
+        folder = self.folder(path)
         mark(folder, sha256=sha256)
         for thing in folder.iterdir():
             if thing.name != "reason.json":
                 thing.unlink()
                 thing.write_bytes(content)
+        return content
+
+    def looks(self) -> int:
+        """How often bad.parquet was looked at again."""
+        (kept,) = [each for each in self.listed() if each["path"] == "bad.parquet"]
+        return int(kept["revalidations"])
 
     def released(self) -> list[dict[str, Any]]:
         return self.data.events("stage_shard", "source_released_from_quarantine")
@@ -100,12 +98,15 @@ class Site:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("made")
-    data = make_pipeline(home)
-    write_fineweb(data.source / "good.parquet", 150, seed=1)
-    flip_page(write_fineweb(data.source / "bad.parquet", 150, seed=2, row_group=50), row_group=1)
-    data.drain()
-    return home
+    def drain(home: Path) -> None:
+        data = make_pipeline(home)
+        write_fineweb(data.source / "good.parquet", 60, seed=1)
+        for name, seed in BAD.items():
+            flip_page(write_fineweb(data.source / name, 60, seed=seed, row_group=20), row_group=1)
+        (data.source / "words.parquet").write_text("no parquet")
+        data.drain()
+
+    return made_once(tmp_path_factory, "quarantined", drain)
 
 
 @pytest.fixture
@@ -119,131 +120,76 @@ def site(made: Path, tmp_path: Path) -> Site:
     return Site(data)
 
 
-def good_content(tmp_path: Path) -> bytes:
-    return write_fineweb(tmp_path / "other" / "bad.parquet", 150, seed=2, row_group=50).read_bytes()
-
-
-def test_the_evidence_is_no_second_name_of_the_users_own_file(made: Path) -> None:
-    (kept,) = made.glob("state/**/quarantine/parquet-*/*.parquet")
-    assert kept.read_bytes() == (made / "source" / "bad.parquet").read_bytes()
-    assert not kept.samefile(made / "source" / "bad.parquet")
-
-
-def test_what_is_still_bad_is_refused_with_the_readers_words(site: Site) -> None:
-    (kept,) = site.listed()
-    assert (kept["path"], kept["reason"], kept["row_group"], kept["column"]) == (
-        "bad.parquet",
-        "page_corrupt",
-        1,
-        "text",
-    )
-    assert kept["bytes"] == (site.data.source / "bad.parquet").stat().st_size
-    shown = site.stoker("show", "bad.parquet").out
-    assert str(site.folder() / parquet_name(site.data.sources()["bad.parquet"])) in shown
-    assert kept["detail"] in shown
-
-    at_once = site.stoker("release", "bad.parquet")  # nobody is there
-    assert (at_once.code, "page_corrupt in row group 1, column text: " in at_once.err) == (1, True)
-    every = site.stoker("revalidate")
-    assert (every.code, "page_corrupt in row group 1, column text: " in every.err) == (1, True)
-    daemon = site.data.start("stage_shard")
-    try:
-        refused = site.stoker("release", kept["name"])
-        assert refused.code == 1
-        assert "page_corrupt in row group 1, column text: " + kept["detail"] in refused.err
-        assert site.data.states()["bad.parquet"] == "quarantined"
-        assert site.listed()[0]["revalidations"] == 1
-        assert site.stoker("release", "parquet-*").code == 64
-        assert site.stoker("revalidate").code == 1
-        assert site.listed()[0]["revalidations"] == 2
-        forced = site.stoker("release", "bad.parquet", "--force")
-        assert forced.code == 0, forced.err
-        wait_until(lambda: site.data.states()["bad.parquet"] == "quarantined", what="the same end")
-        wait_until(lambda: len(site.shelf()) == 2, what="a finding of its own")
-    finally:
-        assert daemon.stop() == 0
-    assert site.audit()["balanced"]
-
-
-def test_a_flaw_of_the_whole_file_is_listed_before_and_after_it_was_looked_at_again(tmp_path: Path) -> None:
-    site = Site(make_pipeline(tmp_path))
-    write_fineweb(site.data.source / "good.parquet", 60, seed=1)
-    (site.data.source / "bad.parquet").write_text("no parquet")
-    site.data.drain()
-    before = site.stoker("list").out
-    assert "bad.parquet: not_parquet\n" in before
-    mark(site.folder(), time=LONG_AGO)
-    site.data.once("stage_shard")
-    after = site.stoker("list")
-    assert after.code == 0, after.err
-    assert "bad.parquet: not_parquet\n" in after.out
-    reason = json.loads((site.folder() / "reason.json").read_text())
-    assert (reason["row_group"], reason["column"]) == (None, None), "formats.md promises both"
-    (site.folder() / "reason.json").write_text("not json")
-    assert "damaged" in site.stoker("list").out
-
-
-def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(
-    site: Site, tmp_path: Path
-) -> None:
-    content = good_content(tmp_path)
-    (site.data.source / "bad.parquet").write_bytes(content)
-    site.acquit(content)
-    mark(site.folder(), time=LONG_AGO)
+def test_a_good_one_is_released_by_the_clock_and_built_and_the_books_balance(site: Site) -> None:
+    """A flaw of the whole file is listed before and after it was looked at again."""
+    content = site.acquit("mended.parquet")
+    (site.data.source / "mended.parquet").write_bytes(content)
+    for path in ("mended.parquet", "words.parquet"):
+        mark(site.folder(path), time=LONG_AGO)
+    assert "words.parquet: not_parquet\n" in site.stoker("list").out
 
     ended = site.data.once("stage_shard")
 
     assert ended.returncode == 0, ended.stderr
-    assert set(site.data.states().values()) == {"released"}
+    assert {path for path, state in site.data.states().items() if state == "released"} == {
+        "good.parquet",
+        "mended.parquet",
+    }
     (told,) = site.released()
-    assert (told["path"], told["why"]) == ("bad.parquet", "it decodes and hashes well now")
+    assert (told["path"], told["why"]) == ("mended.parquet", "it decodes and hashes well now")
     (dropped,) = site.data.events("stage_shard", "quarantine_dropped")
-    assert (dropped["path"], dropped["bytes"]) == ("bad.parquet", len(content))
+    assert (dropped["path"], dropped["bytes"]) == ("mended.parquet", len(content))
     assert "its source was released" in dropped["why"]
-    assert [kept.things for kept in site.shelf()] == [()]
-    assert site.listed() == [] and "0 in quarantine" in site.stoker("list").out, "its source is built"
-    assert site.stoker("show", "bad.parquet").code == 0
-    report = site.audit()
+    assert [kept.things for kept in site.shelf() if kept.path == "mended.parquet"] == [()]
+    assert site.stoker("show", "mended.parquet").code == 0
+    report = audit_of(site.data.file, deep=True)
     assert report["balanced"], report["findings"]
-    assert report["sources"] == {"total": 2, "proven": 2, "quarantined": 0, "duplicate": 0}
-    again = site.data.once("stage_shard")
-    assert again.returncode == 0
-    assert len(site.released()) == 1
+    assert report["sources"] == {"total": 5, "proven": 2, "quarantined": 3, "duplicate": 0}
+    after = site.stoker("list")
+    assert (after.code, "words.parquet: not_parquet\n" in after.out) == (0, True), after.err
+    assert "mended.parquet" not in after.out and "3 in quarantine" in after.out, "its source is built"
+    reason = json.loads((site.folder("words.parquet") / "reason.json").read_text())
+    assert (reason["row_group"], reason["column"]) == (None, None), "formats.md promises both"
+    (site.folder("words.parquet") / "reason.json").write_text("not json")
+    assert "damaged" in site.stoker("list").out
 
 
-def test_everything_is_looked_at_when_asked_and_a_vanished_file_comes_back_from_quarantine(
-    site: Site, tmp_path: Path
-) -> None:
-    content = good_content(tmp_path)
-    (site.data.source / "bad.parquet").unlink()
-    site.acquit(content)
+def test_what_is_still_bad_is_refused_with_the_readers_words(made: Path, site: Site) -> None:
+    (evidence,) = made.glob("state/**/quarantine/parquet-*bad*/*.parquet")
+    assert evidence.read_bytes() == (made / "source" / "bad.parquet").read_bytes()
+    assert not evidence.samefile(made / "source" / "bad.parquet"), "no second name of the user's own file"
+    (kept,) = [each for each in site.listed() if each["path"] == "bad.parquet"]
+    assert (kept["reason"], kept["row_group"], kept["column"]) == ("page_corrupt", 1, "text")
+    assert kept["bytes"] == (site.data.source / "bad.parquet").stat().st_size
+    shown = site.stoker("show", "bad.parquet").out
+    assert str(site.folder() / parquet_name(site.data.sources()["bad.parquet"])) in shown
+    assert kept["detail"] in shown
+    words = "page_corrupt in row group 1, column text: "
+    for at_once in (site.stoker("release", "bad.parquet"), site.stoker("revalidate")):  # nobody is there
+        assert (at_once.code, words in at_once.err) == (1, True)
+
+    (site.data.source / "lost.parquet").unlink()
+    site.acquit("lost.parquet")
     daemon = site.data.start("stage_shard")
     try:
-        done = site.stoker("revalidate")
-        assert (done.code, done.out) == (0, "bad.parquet: released: it decodes and hashes well now\n")
-        wait_until(lambda: site.data.states()["bad.parquet"] == "released", what="the set")
+        refused = site.stoker("release", kept["name"])
+        assert (refused.code, words + kept["detail"] in refused.err) == (1, True)
+        assert site.data.states()["bad.parquet"] == "quarantined"
+        assert site.looks() == 1
+        assert site.stoker("release", "parquet-*").code == 64
+        every = site.stoker("revalidate")  # of which one has vanished, and comes back from quarantine
+        assert (every.code, site.looks()) == (1, 2)
+        assert "lost.parquet: released: it decodes and hashes well now\n" in every.out
+        wait_until(lambda: site.data.states()["lost.parquet"] == "released", what="the set")
         wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="its copy's end")
+        before = len(site.shelf())
+        forced = site.stoker("release", "bad.parquet", "--force")
+        assert forced.code == 0, forced.err
+        wait_until(lambda: site.data.states()["bad.parquet"] == "quarantined", what="the same end")
+        wait_until(lambda: len(site.shelf()) == before + 1, what="a finding of its own")
     finally:
         assert daemon.stop() == 0
-    assert site.audit()["balanced"]
-
-
-def test_a_file_that_differs_from_its_receipt_is_hashed_and_built_again(site: Site, tmp_path: Path) -> None:
-    shutil.rmtree(site.folder())  # nobody knows any more what was found
-    source = site.data.source / "bad.parquet"
-    found = source.stat()
-    source.write_bytes(good_content(tmp_path))
-    os.utime(source, ns=(found.st_atime_ns, found.st_mtime_ns))  # as a disk mends or breaks by itself
-    receipt = site.layout.receipt("prose", "bad.parquet")
-    watchdog = site.data.start("download_watchdog")
-    daemon = site.data.start("stage_shard")
-    try:
-        wait_until(lambda: site.data.states()["bad.parquet"] == "released", what="the new content's set")
-    finally:
-        codes = [daemon.stop(), watchdog.stop()]
-    assert codes == [0, 0]
-    assert receipt.exists()
-    assert site.audit()["balanced"]
+    assert audit_of(site.data.file, deep=True)["balanced"]
 
 
 def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site: Site) -> None:
@@ -254,7 +200,7 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
     broken = site.layout.quarantine.parent / "broken.json"
     broken.write_bytes(b"{}")
     set_aside(broken, site.layout.quarantine, "damaged", "does not sum")
-    assert sorted(each["kind"] for each in site.listed()) == ["checkpoint", "parquet", "record"]
+    assert sorted(each["kind"] for each in site.listed()) == ["checkpoint", *["parquet"] * 4, "record"]
     unasked = site.stoker("drop", "record-*")
     assert unasked.code == 64
     assert "say --yes" in unasked.err
@@ -272,28 +218,26 @@ def test_a_drop_is_done_by_the_daemon_that_runs_or_is_started_and_told_once(site
         assert never.code == 65
         assert "a checkpoint that was proven wrong is never released" in never.err
         wait_until(lambda: site.data.events("stage_shard", "quarantine_dropped"), what="the word of it")
-        size = (site.data.source / "bad.parquet").stat().st_size
-        wanted = [
-            'stoker_quarantine_files{kind="parquet"} 1.0',
-            'stoker_quarantine_files{kind="record"} 0.0',
-            f'stoker_quarantine_bytes{{kind="parquet"}} {float(size)}',
-            'stoker_quarantine_dropped_total{kind="record"} 1.0',
-        ]
-        wait_until(lambda: set(wanted) <= set(site.metrics()), what="the metrics")
+        sizes = {path: (site.data.source / path).stat().st_size for path in (*BAD, "words.parquet")}
+        wanted = {
+            ("stoker_quarantine_files", "parquet"): 4,
+            ("stoker_quarantine_files", "record"): 0,
+            ("stoker_quarantine_bytes", "parquet"): sum(sizes.values()),
+            ("stoker_quarantine_dropped_total", "record"): 1,
+        }
+        wait_until(lambda: wanted.items() <= site.data.metrics(STAGE_SHARD).items(), what="the metrics")
         done = site.stoker("drop", "bad.parquet", "--reason-too", "--json")
         assert done.code == 0, done.err
-        assert json.loads(done.out)[0]["bytes"] == size
+        assert json.loads(done.out)[0]["bytes"] == sizes["bad.parquet"]
         shutil.rmtree(site.layout.quarantine)  # somebody tidies up
-        wait_until(
-            lambda: site.shelf() and site.data.states()["bad.parquet"] == "quarantined",
-            what="another finding",
-        )
+        wait_until(lambda: len(site.shelf()) == 4, what="other findings")
         assert site.stoker("revalidate").code == 1
     finally:
         assert daemon.stop() == 0
     told = site.data.events("stage_shard", "quarantine_dropped")
     assert [each["kind"] for each in told] == ["record", "parquet"]
     assert all(each["why"].startswith("asked for by uid ") for each in told)
-    (finding,) = site.shelf()
-    assert (finding.path, finding.bytes, finding.body["revalidations"]) == ("bad.parquet", size, 1)
-    assert site.audit()["balanced"]
+    assert {finding.path: finding.bytes for finding in site.shelf()} == sizes
+    assert site.looks() == 1
+    assert site.data.states()["bad.parquet"] == "quarantined"
+    assert audit_of(site.data.file, deep=True)["balanced"]
