@@ -158,7 +158,7 @@ def test_an_empty_folder_has_nothing_to_show(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out.parquet").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_stop_in_the_middle_leaves_nothing(
     tmp_path: Path, hub: LoopbackHub, signum: signal.Signals
 ) -> None:

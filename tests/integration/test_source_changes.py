@@ -16,6 +16,8 @@ from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
 from stoker.corpus.records.sources import PUBLISHED, Source, write_source
 from stoker.shards.audit.audit import audit_sets
+from stoker.store.layout import DOWNLOAD_WATCHDOG
+from support.asked import filed_requests
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, Template
 from support.waiting import wait_until
@@ -40,12 +42,6 @@ def rot(file: Path) -> None:
 
 def verify(data: DataPipeline, *options: str) -> int:
     return exit_code(["verify", "downloads", str(data.file), *options])
-
-
-def again(data: DataPipeline) -> None:
-    """The stage-shard loop alone: no file has changed."""
-    ended = data.once("stage_shard")
-    assert ended.returncode == 0, ended.stderr
 
 
 def with_dataset(data: DataPipeline, **changes: object) -> DataPipeline:
@@ -174,54 +170,63 @@ def what_is_cut_off_or_lost_around_a_change_is_taken_back_or_made_good(
         assert data.sources()["back.parquet"].sha256 == lost.sha256
 
 
-def test_what_rots_before_it_is_built_is_set_aside_until_a_good_copy_comes(data: DataPipeline) -> None:
-    """In another dataset, whose names and contents are those of the first: they do not meet."""
-    sets, states, good = data.sets(), data.states(), (data.source / FILE).read_bytes()
+def test_equal_names_in_two_datasets_do_not_meet(data: DataPipeline) -> None:
+    sets, states = data.sets(), data.states()
     other = with_dataset(data, name="verse")
-    other.receive()
-    rot(data.source / FILE)
-    ended = other.once("stage_shard")  # finds it while staging, and disputes it
-    assert (ended.returncode, f" not finished: {FILE}" in ended.stderr) == (0, True), ended.stderr
-    assert other.once("download_watchdog").returncode == 1
-    again(other)
-    source = other.sources()[FILE]
-    assert (source.state, source.reason) == ("quarantined", "source_rotten")
-    assert (other.states()[OTHER], other.pin().complete) == ("released", True), "the others go on"
-
-    (data.source / FILE).write_bytes(good)
+    write_fineweb(data.source / FILE, 60, seed=9)
     other.drain()
-    assert set(other.states().values()) <= PUBLISHED
-    assert (formers(other), audited_rows(other)) == ([], 3 * 150)
+    assert (other.states(), formers(other), audited_rows(other)) == (states, [], 60 + 2 * 150)
     assert (data.sets(), data.states()) == (sets, states), "the other dataset's are untouched"
 
 
-def test_rot_in_a_built_file_is_no_edit_and_nothing_is_made_of_it(
+def test_rot_in_a_built_file_is_no_edit_and_what_rots_before_it_is_built_waits_for_a_good_copy(
     data: DataPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    receipt, sources, sets = data.receipts()[FILE], data.sources(), data.sets()
-    rot(data.source / FILE)
-
-    assert verify(data, "--dispute") == 1
-    for _ in range(2):  # told once, restart or not
+    sources, sets, new = data.sources(), data.sets(), data.source / "new.parquet"
+    good = write_fineweb(new, 60, seed=9).read_bytes()
+    data.receive()
+    receipt = data.receipts()[FILE]
+    for file in (new, data.source / FILE):
+        rot(file)
+    with at_work(data):
+        # Found while staging.
+        wait_until(lambda: filed_requests(data.pipeline.layout, DOWNLOAD_WATCHDOG), what="the dispute")
+        assert verify(data, "--dispute") == 1
         ended = data.once("download_watchdog")
-        assert (ended.returncode, f"1 rotten: {FILE}" in ended.stderr) == (1, True), ended.stderr
-    (event,) = data.events("download_watchdog", "source_rotten")
-    rotten = data.receipts()[FILE]
-    assert (rotten.state, rotten.sha256, rotten.found) == ("disputed", receipt.sha256, event["sha256"])
-    assert data.status("download_watchdog")["files"]["rotten"] == 1
-    again(data)
-    assert (data.sources(), data.sets()) == (sources, sets)
-    assert data.pin().complete, "nobody waits for it"
-    (finding,) = audit_sets(data.pipeline).findings
-    assert finding.startswith(f"{data.source / FILE}: rotten: its sha256 is {rotten.found[:16]}")
+        assert (ended.returncode, f"2 rotten: {FILE}, new.parquet" in ended.stderr) == (1, True), ended.stderr
+        rotten = data.receipts()[FILE]
+        assert (rotten.state, rotten.sha256) == ("disputed", receipt.sha256)
+        assert data.status("download_watchdog")["files"]["rotten"] == 2
+        wait_until(lambda: data.states().get("new.parquet") == "quarantined", what="what was never built")
+        wait_until(lambda: data.pin().complete, what="the end: nobody waits for them")
+        now = data.sources()
+        assert now.pop("new.parquet").reason == "source_rotten"
+        assert (now, data.sets()) == (sources, sets)
+        found = audit_sets(data.pipeline).findings
+        assert any(
+            one.startswith(f"{data.source / FILE}: rotten: its sha256 is {rotten.found[:16]}")
+            for one in found
+        )
 
-    assert verify(data, "--accept", OTHER) == 64, "only what was found rotten is accepted"
-    assert verify(data, "--accept", FILE) == 0
-    assert data.once("download_watchdog").returncode == 0
-    data.build()
-    assert data.receipts()[FILE] == replace(rotten, state="verified", sha256=rotten.found, found="")
+        watchdog = data.start("download_watchdog")
+        try:
+            assert verify(data, "--accept", OTHER) == 64, "only what was found rotten is accepted"
+            assert verify(data, "--accept", FILE) == 0
+            new.write_bytes(good)
+            wait_until(lambda: data.receipts()[FILE].found == "", what="the acceptance")
+            wait_until(
+                lambda: data.receipts()["new.parquet"].state == "verified", what="the good copy's receipt"
+            )
+        finally:
+            assert watchdog.stop() == 0
+        told = [(one["path"], one["sha256"]) for one in data.events("download_watchdog", "source_rotten")]
+        assert len(told) == 2 and (FILE, rotten.found) in told, "told once, restart or not"
+        assert data.receipts()[FILE] == replace(rotten, state="verified", sha256=rotten.found, found="")
+        wait_until(lambda: data.states()["new.parquet"] == "released", what="the good copy")
+        wait_until(lambda: formers(data), what="the accepted content's turn")
+        wait_until(lambda: data.pin().complete, what="the end")
     assert [one.sha256 for one in formers(data)] == [receipt.sha256]
-    assert audited_rows(data) >= 240, "what was accepted is judged like any other content"
+    assert audited_rows(data) >= 3 * 150 + 60, "what was accepted is judged like any other content"
     capsys.readouterr()
     assert exit_code(["audit", str(data.file)]) == 0
     assert f"changed      1 file after its set was built: {FILE}" in capsys.readouterr().out

@@ -259,11 +259,9 @@ def comes_back_from_warm_or_from_its_source(data: DataPipeline, before: dict[str
     wait_until(lambda: is_proven(warm_set(data, two), two) and are_as_before(), what="the set built anew")
 
 
-def test_what_is_known_of_warm_alone_is_taken_as_it_is_and_without_warm_built_again(
-    copied: Copied, tmp_path: Path
-) -> None:
+def test_sets_whose_records_are_lost_are_taken_from_warm_as_they_are(copied: Copied, tmp_path: Path) -> None:
     data = copied.copy(tmp_path)
-    sets, sources, trash = data.sets(), data.sources(), data.pipeline.hot_layout.trash
+    sources, trash = data.sources(), data.pipeline.hot_layout.trash
     one, leaving, spoiled = sources.values()
     for lost in (one, spoiled):  # as are their records
         shutil.rmtree(hot_set(data, lost))
@@ -284,13 +282,6 @@ def test_what_is_known_of_warm_alone_is_taken_as_it_is_and_without_warm_built_ag
     assert is_proven(warm_set(data, spoiled), spoiled)
     assert len(data.events("stage_shard", "source_proven")) == 3 + 1
     assert not list(trash.iterdir())
-
-    # The operator took warm out of the configuration: its copies are nobody's any more.
-    data = copied.again(tmp_path, warm=None, shard__release="never", evict={"target_free": None})
-    shutil.rmtree(tmp_path / "warm")
-    shutil.rmtree(hot_set(data, spoiled))  # by its record it lies there
-    data.build()
-    assert data.sets() == sets
 
 
 DIES_AT = """
