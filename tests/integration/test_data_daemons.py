@@ -356,8 +356,8 @@ def see_the_builders_end(data: DataPipeline, pid: int) -> None:
     assert int(first["daemon_pss_bytes"]) > 5 << 20 and int(first["state_free_bytes"]) > 0
 
 
-def test_later_files_join_while_both_daemons_stay_small_and_light(tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path)
+def test_later_files_join_while_both_daemons_stay_small_and_light(drained: Template, tmp_path: Path) -> None:
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
     write_fineweb(data.source / "a.parquet", 100, seed=0)
     daemons = {name: data.start(name) for name in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
     try:
@@ -397,10 +397,12 @@ def test_later_files_join_while_both_daemons_stay_small_and_light(tmp_path: Path
 
 
 @pytest.mark.root
-def test_a_full_state_disk_pauses_both_daemons_which_go_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_state_disk_pauses_both_daemons_which_go_on_when_there_is_room(
+    drained: Template, tmp_path: Path
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a small tmpfs")
-    data = make_pipeline(tmp_path)
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
     state = data.pipeline.layout.state
     state.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(state)], check=False).returncode:

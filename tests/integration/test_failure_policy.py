@@ -23,7 +23,7 @@ from support.cgroups import cgroup_of, inside
 from support.mischief import Mischief
 from support.mounts import WHY_NOT, apart
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, Template, make_pipeline
 from support.processes import RunningDaemon, daemon_command, start_daemon
 from support.waiting import LONG_S, wait_until
 
@@ -70,11 +70,13 @@ def ends(data: DataPipeline, kind: str) -> list[str]:
     ]
 
 
-def test_each_file_is_judged_by_what_became_of_its_own_workers(tmp_path: Path, mischief: Mischief) -> None:
+def test_each_file_is_judged_by_what_became_of_its_own_workers(
+    drained: Template, tmp_path: Path, mischief: Mischief
+) -> None:
     if MemoryWatch().sample().headroom_bytes < 2 << 30:
         pytest.skip("needs 2 GiB of memory to spare")
     names = ("bus", "fat", "full", "good", "killed", "vanishing")
-    data = files(tmp_path, *names, shard__memory={"hard": "320MiB"})
+    data = files(tmp_path, *names, tokenizer=drained.tokenizer, shard__memory={"hard": "320MiB"})
     mischief.plan("die", "bus", signal.SIGBUS, times=99)
     mischief.plan("fat", "fat", 340, times=99)
     mischief.plan("full", "full")
@@ -114,10 +116,10 @@ def workers(daemon: RunningDaemon, *, listers: bool) -> list[psutil.Process]:
 
 
 def test_failed_allocations_bring_the_ladder_down_to_a_pause_that_ends_by_itself(
-    tmp_path: Path, mischief: Mischief
+    drained: Template, tmp_path: Path, mischief: Mischief
 ) -> None:
     """Nor does a loop end that can start no process, or whose lister a service manager stopped first."""
-    data = files(tmp_path, "000", "001", shard__workers=1)
+    data = files(tmp_path, "000", "001", tokenizer=drained.tokenizer, shard__workers=1)
     mischief.plan("refuse", "000", times=3)
     with running(data) as daemon:
         wait_until(lambda: data.events(LOOP, "memory_paused"), what="the pause")
@@ -152,8 +154,11 @@ def test_failed_allocations_bring_the_ladder_down_to_a_pause_that_ends_by_itself
 
 
 @pytest.mark.root
-def test_what_the_kernel_kills_in_a_full_cgroup_ran_out_of_memory(tmp_path: Path, mischief: Mischief) -> None:
-    data = files(tmp_path, "000", "001", shard__workers=1, shard__memory={"hard": "4GiB"})
+def test_what_the_kernel_kills_in_a_full_cgroup_ran_out_of_memory(
+    drained: Template, tmp_path: Path, mischief: Mischief
+) -> None:
+    how = {"tokenizer": drained.tokenizer, "shard__workers": 1, "shard__memory": {"hard": "4GiB"}}
+    data = files(tmp_path, "000", "001", **how)
     mischief.plan("fat", "000", 700)
     with cgroup_of(400 << 20) as group:
         daemon = start_daemon([*inside(group), *daemon_command(LOOP, data.file)], tmp_path / "loop.err")

@@ -42,12 +42,12 @@ ROWS = 60
 class Landing:
     """What the download watchdog would do: files, their receipts, the listing, what is demanded and asked."""
 
-    def __init__(self, home: Path, tokenizer: Path) -> None:
+    def __init__(self, home: Path, tokenizer: dict[str, str]) -> None:
         (home / "urls.txt").parent.mkdir(parents=True, exist_ok=True)
         (home / "urls.txt").write_text("http://127.0.0.1:1/a.parquet\n")
         source = {"kind": "urls", "urls_file": str(home / "urls.txt")}
         about = {"dataset__source": source, "shard__release": "after_proof"}
-        self.data: DataPipeline = make_pipeline(home, tokenizer={"file": str(tokenizer)}, **about)
+        self.data: DataPipeline = make_pipeline(home, tokenizer=tokenizer, **about)
         self.layout = self.data.pipeline.layout
         self.layout.create()
         self.root = self.data.pipeline.source_root
@@ -135,7 +135,7 @@ def told(*words: str) -> tuple[int, str]:
 
 @pytest.fixture
 def landing(drained: Template, tmp_path: Path) -> Landing:
-    return Landing(tmp_path, drained.made.pipeline.layout.tokenizer("prose", 1))
+    return Landing(tmp_path, drained.tokenizer)
 
 
 def test_files_go_when_their_sets_stand_for_them_and_come_back_when_those_are_lost(landing: Landing) -> None:

@@ -17,8 +17,7 @@ LOGGED = re.compile(r"\d\d:\d\d:\d\d \w|         \S")
 
 def received(drained: Template, home: Path) -> DataPipeline:
     """Files, a bad one among them, and the tokenizer of another pipeline."""
-    tokenizer = drained.made.pipeline.layout.tokenizer("prose", 1)
-    data = make_pipeline(home, tokenizer={"file": str(tokenizer)})
+    data = make_pipeline(home, tokenizer=drained.tokenizer)
     for number in range(2):
         write_fineweb(data.source / f"{number}.parquet", 150, seed=number)
     (data.source / "bad.parquet").write_text("not parquet")

@@ -93,17 +93,11 @@ def site(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def with_tokenizer(drained: Template, home: Path, **changes: object) -> DataPipeline:
-    """A pipeline that is given the tokenizer of another."""
-    file = drained.made.pipeline.layout.tokenizer("prose", 1)
-    return make_pipeline(home, tokenizer={"file": str(file)}, **changes)
-
-
 def test_a_copy_across_file_systems_goes_on_after_a_kill_and_the_set_is_the_same(
     drained: Template, tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of the given tokenizer's pipeline, wherever files were: not mounted, or links for a while."""
-    data = with_tokenizer(drained, tmp_path, hot=str(elsewhere), shard__workers=2)
+    data = make_pipeline(tmp_path, hot=str(elsewhere), tokenizer=drained.tokenizer, shard__workers=2)
     shutil.copytree(drained.made.source, data.source, dirs_exist_ok=True)
     data.receive()
     for name, value in site(tmp_path / "site", COPYING).items():
@@ -145,7 +139,7 @@ def test_a_source_that_is_written_to_under_its_link_is_disputed_hashed_again_and
     drained: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So is a quarantined one that differs from its receipt, once nobody knows any more what was found."""
-    data = with_tokenizer(drained, tmp_path)
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
     for number, name in enumerate("ab"):
         write_fineweb(data.source / f"{name}.parquet", 60, seed=number)
     for name, value in site(tmp_path / "site", CHANGING).items():
