@@ -14,7 +14,7 @@ import pytest
 from stoker.cli.main import COMMANDS
 from stoker.store.layout import DAEMONS
 from support.parquet import write_fineweb
-from support.pipelines import make_pipeline
+from support.pipelines import Template, make_pipeline
 from support.training import TrainPipeline, small_trainer
 from support.waiting import LONG_S
 
@@ -67,9 +67,11 @@ def test_without_an_extra_the_daemons_begin_and_its_commands_are_not_offered(
         assert f"stoker: `stoker {name}` is an extra, and {extra} is not installed here" in done.stderr
 
 
-def test_without_any_extra_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path, train__deterministic=True)
-    write_fineweb(data.source / "0.parquet", rows=150)
+def test_without_any_extra_a_folder_of_parquet_becomes_a_finished_run(
+    drained: Template, tmp_path: Path
+) -> None:
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer, train__deterministic=True)
+    write_fineweb(data.source / "0.parquet", rows=60)
     stoker = tmp_path / "stoker"
     stoker.write_text("from stoker.cli.main import main; main()")
     with small_trainer():

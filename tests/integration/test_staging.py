@@ -189,10 +189,8 @@ class TestFilesList:
         assert list(data.receipts()) == ["b.parquet"]
         assert len(data.listed()) == 4
         data.receive()
-        for daemon in ("download_watchdog", "stage_shard"):  # names that are not there
-            ended = self.run(data, daemon, "d", "x", "c/c")
-            assert ended.returncode == 65
-            assert "c/c.parquet, x.parquet; correct the list" in ended.stderr
+        ended = self.run(data, "stage_shard", "d", "x", "c/c")
+        assert (ended.returncode, "c/c.parquet, x.parquet; correct the list" in ended.stderr) == (65, True)
         assert not data.sources() or set(data.states().values()) == {"seen"}
         ended = self.run(data, "stage_shard", "d")
         assert ended.returncode == 0, ended.stderr

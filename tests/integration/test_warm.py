@@ -25,7 +25,7 @@ from stoker.store.record import write_record
 from stoker.store.requests import file_request, read_outcome
 from support.once import made_once
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline, make_pipeline, opened
+from support.pipelines import DataPipeline, Template, make_pipeline, opened
 from support.processes import RunningDaemon
 from support.sites import write_site
 from support.waiting import LONG_S, wait_until
@@ -43,12 +43,12 @@ def warm_pipeline(home: Path, **changes: object) -> DataPipeline:
 class Copied:
     """Three sets, built and copied to warm; each test works on a copy of state, hot and warm."""
 
-    def __init__(self, home: Path) -> None:
-        self.made = opened(home)
+    def __init__(self, home: Path, tokenizer: dict[str, str]) -> None:
+        self.made, self.tokenizer = opened(home), tokenizer
 
     @staticmethod
-    def make(home: Path) -> None:
-        made = warm_pipeline(home)
+    def make(home: Path, tokenizer: dict[str, str]) -> None:
+        made = warm_pipeline(home, tokenizer=tokenizer)
         for number in range(3):
             write_fineweb(made.source / f"{number:03d}.parquet", 80, seed=number)
         made.drain()
@@ -60,12 +60,15 @@ class Copied:
 
     def again(self, home: Path, **changes: object) -> DataPipeline:
         """The same source folder seen by a pipeline of another configuration."""
-        return warm_pipeline(home, **{"dataset__source__path": str(self.made.source), **changes})
+        about = {"dataset__source__path": str(self.made.source), "tokenizer": self.tokenizer}
+        return warm_pipeline(home, **{**about, **changes})
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Copied:
-    return Copied(made_once(tmp_path_factory, "copied", Copied.make))
+def copied(drained: Template, tmp_path_factory: pytest.TempPathFactory) -> Copied:
+    tokenizer = drained.tokenizer
+    home = made_once(tmp_path_factory, "copied", lambda home: Copied.make(home, tokenizer))
+    return Copied(home, tokenizer)
 
 
 @contextmanager
