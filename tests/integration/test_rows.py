@@ -52,7 +52,7 @@ def beside(out: Path) -> list[str]:
 def test_the_first_rows_of_a_hubs_files_come_in_listing_order_and_no_further_file_does(
     tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = put_parquet(hub, 3, 2000)
+    files = put_parquet(hub, 3, 600)
     data = hub_pipeline(tmp_path / "p", hub)
     out = tmp_path / "out" / "look.parquet"
     out.parent.mkdir()
@@ -61,8 +61,8 @@ def test_the_first_rows_of_a_hubs_files_come_in_listing_order_and_no_further_fil
     assert ": 60 rows\n" in capsys.readouterr().out
     assert hub.served("001") == hub.served("002") == 0
     over = tmp_path / "out" / "over.parquet"
-    assert rows(data, 2010, over) == 0
-    assert pq.read_table(over).equals(first_rows(files, 2010))
+    assert rows(data, 610, over) == 0
+    assert pq.read_table(over).equals(first_rows(files, 610))
     assert hub.served("002") == 0
     assert beside(out) == ["look.parquet", "over.parquet"]
     assert not (tmp_path / "p" / "state").exists()
@@ -106,7 +106,7 @@ def test_urls_without_sizes_will_do_and_a_broken_off_answer_is_gone_on_with(
 def test_wrong_content_is_no_preview(
     tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put_parquet(hub, 1, 2000)
+    put_parquet(hub, 1, 600)
     data = hub_pipeline(tmp_path / "p", hub)
     hub.fault("wrong", path="000", times=-1)
     out = tmp_path / "out" / "look.parquet"
@@ -172,7 +172,7 @@ def test_an_empty_folder_has_nothing_to_show(tmp_path: Path, capsys: pytest.Capt
 def test_a_stop_in_the_middle_leaves_nothing(
     tmp_path: Path, hub: LoopbackHub, signum: signal.Signals
 ) -> None:
-    put_parquet(hub, 1, 2000)
+    put_parquet(hub, 1, 600)
     data = hub_pipeline(tmp_path / "p", hub)
     hub.fault("stall", path="000")
     out = tmp_path / "out" / "look.parquet"
