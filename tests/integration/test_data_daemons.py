@@ -131,7 +131,9 @@ class TestDownloadWatchdog:
             listed = data.listed()
             for file in folder.iterdir():
                 file.unlink()
-            wait_until(lambda: "is empty but" in events("source_unavailable")[-1]["reason"], what="the finding")
+            wait_until(
+                lambda: "is empty but" in events("source_unavailable")[-1]["reason"], what="the finding"
+            )
         finally:
             assert daemon.stop() == 0
         assert data.listed() == listed, "a folder that is suddenly empty is taken for unmounted"

@@ -32,6 +32,7 @@ MIN_WORDS, HALT_AFTER = 12, 9  # words of a document; messages of a build
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_worker._kept.clear()  # what a test of tokens used
     monkeypatch.chdir(Path(__file__).parents[1])  # a worker finds the package `support` there
     for table, further in ((READERS, READER), (STEPS, STEP)):
         for name, row in further.items():

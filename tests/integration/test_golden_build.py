@@ -74,6 +74,7 @@ def test_ids_keys_sets_and_pin_are_those_that_they_were(tmp_path: Path) -> None:
     assert golden(data.sets(), pin) == GOLDEN["defaults"]
 
     asked, sets = parameters_asked(other.pipeline, pin.tokenizer), {}
+    build_worker._kept.clear()  # what a test of tokens used
     about = {"val_ratio": asked.val_ratio, "shard_tokens": asked.shard_tokens}
     for file in sorted(data.source.glob("*.parquet")):
         task = build_task(other.home, file, tokenizer, filters=asked.filters.to_mapping(), **about)

@@ -191,6 +191,8 @@ def dropped_by_the_daemon_that_is_started(site: Site) -> Iterator[None]:
     shutil.rmtree(site.layout.quarantine)  # somebody tidies up
     found_again = {"bad.parquet", "words.parquet"}
     wait_until(lambda: {each.path for each in site.shelf()} == found_again, what="other findings")
+    for path in found_again:
+        wait_until(lambda: site.data.states()[path] == "quarantined", what=f"the end of {path}")  # noqa: B023
     told_of = [each for each in site.data.events(STAGE_SHARD, "quarantine_dropped") if "asked" in each["why"]]
     assert [each["kind"] for each in told_of] == ["record", "parquet"]
     assert all(each["why"].startswith("asked for by uid ") for each in told_of)

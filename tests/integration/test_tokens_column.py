@@ -47,6 +47,7 @@ def write(path: Path, column: Any, **others: Any) -> Path:
 def built(home: Path, source: Path, tokenizer: Path, **changes: Any) -> tuple[dict[str, Any], Path]:
     about = {"text_column": "tokens", "tokens": True, "filters": {}, **changes}
     task = build_task(home, source, tokenizer, **about)
+    build_worker._kept.clear()  # what a test of text used
     return build_worker.main(task, Recorder()), Path(task["target"])
 
 
