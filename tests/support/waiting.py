@@ -16,7 +16,8 @@ LONG_S = 60.0
 
 def wait_until(condition: Callable[[], T], timeout_s: float = LONG_S, what: str = "the condition") -> T:
     """Poll until the condition is true and return its value; fail the test after timeout_s seconds."""
-    deadline = time.monotonic() + timeout_s
+    start = time.monotonic()
+    deadline = start + timeout_s
     while True:
         last = time.monotonic() > deadline  # before the look: who was kept from looking looks once more
         began = _used_s()
@@ -25,8 +26,9 @@ def wait_until(condition: Callable[[], T], timeout_s: float = LONG_S, what: str 
             return value
         if last:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
-        # A dear look is taken seldom: what is waited for needs the processor.
-        time.sleep(min(max(0.02, 9 * (_used_s() - began)), 0.3))
+        # A dear look is taken seldom, and any once it waits for long: what is waited for needs the processor.
+        waited = time.monotonic() - start
+        time.sleep(min(max(0.02, waited / 30, 9 * (_used_s() - began)), 0.3))
 
 
 def _used_s() -> float:
