@@ -245,23 +245,10 @@ def test_a_gated_repository_is_told_with_its_page_and_opens_with_a_token_and_a_f
         assert daemon.stop() == 0
 
 
-def test_a_file_refused_by_the_hub_stops_the_source_and_not_the_files(
-    hub: LoopbackHub, tmp_path: Path
-) -> None:
-    repo = "org/closed"
-    put(hub, repo, {f"{i}.parquet": noise(50_000, i) for i in range(3)})
-    data = from_hub(tmp_path, hub, repo)
-    hub.fault("status", on="resolve", path=f"{repo}/resolve", code=403, times=-1)
-    ended = data.once(WATCHDOG)
-    assert ended.returncode == 69
-    assert f"visit {hub.endpoint}/datasets/{repo}" in ended.stderr
-    assert not data.receipts() and not is_complete(data)
-
-
 # What changes
 
 
-def test_what_lies_there_is_adopted_checked_released_and_brought_back_and_a_new_commit_is_for_who_follows(
+def test_what_is_here_is_checked_released_and_brought_back_and_a_commit_is_for_who_follows(  # noqa: PLR0915
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
     repo, files = "org/moves", {f"d/{i}.parquet": noise(50_000, i) for i in range(7)}
