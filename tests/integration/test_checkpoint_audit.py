@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,18 @@ def sources() -> list[Source]:
     return made
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def pipeline_at(root: Path) -> Pipeline:
+    file = root / "small.yaml"
+    file.write_text(CONFIG.format(root=root, steps=STEPS, seq=SEQ, batch=BATCH))
+    return load_pipeline(file)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three sources, two segments an epoch, 25 of 30 steps made, checkpoints at 10 and 20."""
-    (tmp_path / "source").mkdir()
-    file = tmp_path / "small.yaml"
-    file.write_text(CONFIG.format(root=tmp_path, steps=STEPS, seq=SEQ, batch=BATCH))
-    pipeline = load_pipeline(file)
+    root = tmp_path_factory.mktemp("made")
+    (root / "source").mkdir()
+    pipeline = pipeline_at(root)
     pipeline.layout.create()
     layout = pipeline.layout.run("main")
     layout.create()
@@ -190,11 +195,20 @@ def run(tmp_path: Path) -> Iterator[Run]:
     for entry in decide(writer.plan, offered, complete=True, target=10**7, policy=policy, now=0.0).entries:
         writer.append(entry)
     write_record(layout.record, RunRecord(IDENTITY, state="running").body())
-    made = Run(pipeline, layout, writer)
-    made.train(25)
-    made.seal(10)
-    made.seal(20)
-    yield made
+    run = Run(pipeline, layout, writer)
+    run.train(25)
+    run.seal(10)
+    run.seal(20)
+    return root
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Run:
+    """A copy of that run."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    pipeline = pipeline_at(tmp_path)
+    layout = pipeline.layout.run("main")
+    return Run(pipeline, layout, PlanWriter(layout.plan))
 
 
 def test_a_run_in_good_order_balances_with_the_right_figures(run: Run) -> None:

@@ -19,7 +19,7 @@ from support.looking import Label, train_labels, window_labels
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
-STEPS, BATCH, SEQ_LEN = 100, 16, 64
+STEPS, BATCH, SEQ_LEN = 50, 32, 64
 
 
 def order_of(run: TrainPipeline) -> list[list[Label]]:
