@@ -169,18 +169,14 @@ def sources() -> list[Source]:
     return made
 
 
-def pipeline_at(root: Path) -> Pipeline:
-    file = root / "small.yaml"
-    file.write_text(CONFIG.format(root=root, steps=STEPS, seq=SEQ, batch=BATCH))
-    return load_pipeline(file)
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     """Three sources, two segments an epoch, 25 of 30 steps made, checkpoints at 10 and 20."""
     root = tmp_path_factory.mktemp("made")
     (root / "source").mkdir()
-    pipeline = pipeline_at(root)
+    file = root / "small.yaml"
+    file.write_text(CONFIG.format(root=root, steps=STEPS, seq=SEQ, batch=BATCH))
+    pipeline = load_pipeline(file)
     pipeline.layout.create()
     layout = pipeline.layout.run("main")
     layout.create()
@@ -199,14 +195,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.train(25)
     run.seal(10)
     run.seal(20)
-    return root
+    return load_pipeline(file)  # whose layouts nobody has asked for
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Run:
+def run(made: Pipeline, tmp_path: Path) -> Run:
     """A copy of that run."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    pipeline = pipeline_at(tmp_path)
+    pipeline = made.model_copy(update={"state": tmp_path / "state", "hot": tmp_path / "hot"})
+    shutil.copytree(made.state, pipeline.state)
     layout = pipeline.layout.run("main")
     return Run(pipeline, layout, PlanWriter(layout.plan))
 
