@@ -141,15 +141,6 @@ def test_a_gate_is_told_with_the_page_to_visit(
     said = capsys.readouterr().err
     assert "gated" in said and f"{hub.endpoint}/datasets/{REPO}" in said
     assert exit_code(["download", str(data.file), "--dry-run", "--once"]) == 64
-
-
-def test_a_client_that_is_to_stay_offline_ends_it_at_once(
-    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    data = hub_pipeline(tmp_path / "p", hub)
-    assert dry_run(data) == 69
-    assert "HF_HUB_OFFLINE" in capsys.readouterr().err
     assert exit_code(["download", str(tmp_path / "none.yaml")]) == 78
 
 
