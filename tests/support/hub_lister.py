@@ -18,5 +18,5 @@ def listed(*given: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    listing.run_worker = partial(run_worker, many=True)  # type: ignore[assignment]
+    vars(listing)["run_worker"] = partial(run_worker, many=True)
     listing.run_lister(listed)
