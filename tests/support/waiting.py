@@ -15,14 +15,18 @@ LONG_S = 60.0
 
 def wait_until(condition: Callable[[], T], timeout_s: float = LONG_S, what: str = "the condition") -> T:
     """Poll until the condition is true and return its value; fail the test after timeout_s seconds."""
-    deadline = time.monotonic() + timeout_s
+    deadline, began = time.monotonic() + timeout_s, time.thread_time()
     while True:
         last = time.monotonic() > deadline  # before the look: who was kept from looking looks once more
-        began = time.thread_time()
         value = condition()
         if value:
             return value
         if last:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
-        # A dear look is taken seldom: what is waited for needs the processor.
-        time.sleep(min(max(0.02, 9 * (time.thread_time() - began)), 0.3))
+        began = rest(began)
+
+
+def rest(began: float, least_s: float = 0.02) -> float:
+    """Sleep after a look that began then (thread_time), longer after a dearer one; returns the next begin."""
+    time.sleep(min(max(least_s, 9 * (time.thread_time() - began)), 0.3))
+    return time.thread_time()

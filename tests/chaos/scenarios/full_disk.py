@@ -143,7 +143,6 @@ class FullDiskJob(Job):
         self._over = self.scenario.tend()
         found = self.siege.victim(target)
         if found is None:
-            time.sleep(0.01)
             return None
         self._struck = found[1]
         return found[0]
