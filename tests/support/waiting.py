@@ -28,5 +28,5 @@ def wait_until(condition: Callable[[], T], timeout_s: float = LONG_S, what: str 
 
 def rest(began: float, least_s: float = 0.02) -> float:
     """Sleep after a look that began then (thread_time), longer after a dearer one; returns the next begin."""
-    time.sleep(min(max(least_s, 9 * (time.thread_time() - began)), 0.3))
+    time.sleep(min(max(least_s, 19 * (time.thread_time() - began)), 0.3))
     return time.thread_time()

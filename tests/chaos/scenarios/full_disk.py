@@ -124,7 +124,7 @@ class QuickFullDiskScenario(FullDiskScenario):
     name = "full-disk-quick"
     hot = 24 * MIB
     files = 6
-    at_least_s = 6.0
+    at_least_s = 3.0
     longest_s = 3.0
 
 

@@ -162,7 +162,8 @@ class SmallDiskScenario(Scenario):
         }
         evicted = {event["key"][:16] for event in moved["shard_set_evicted"]}
         hydrated = {event["key"][:16] for event in moved["shard_set_hydrated"]}
-        assert len(evicted) == self.sizes.sets, f"only {len(evicted)} sets were ever evicted"
+        # What is read last may stay.
+        assert len(evicted) >= self.sizes.sets - 1, f"only {len(evicted)} sets were ever evicted"
         assert len(hydrated) >= self.sizes.sets // 2, f"only {len(hydrated)} sets ever came back"
         full = [event for event in self.data.events(STAGE_SHARD, "disk_full") if not self._was_short(event)]
         assert not full, full
@@ -207,7 +208,7 @@ class TinyDiskScenario(SmallDiskScenario):
 
 
 class LeastDiskScenario(TinyDiskScenario):
-    """A corpus half as large again as a 10 MB hot disk: few sets, a short run, no torch, no replay."""
+    """A corpus larger than what a 10 MB hot disk may hold: few sets, a short run, no torch, no replay."""
 
     name = "least-disk"
     sizes = LEAST
