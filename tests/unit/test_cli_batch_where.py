@@ -86,7 +86,7 @@ def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
                 seen.setdefault(label, set()).add(step)
     fates = dict.fromkeys(("train", "held_out", "filtered"), 0)
     for path in BUILT:
-        for row in range(0, 60, 3):
+        for row in range(1, 60, 2):
             found = find(site.pipeline, path, row)
             fates[found["fate"]] += 1
             assert set(found["runs"][0]["steps"]) == seen.get((path, row), set()), (path, row)

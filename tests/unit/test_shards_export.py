@@ -223,7 +223,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half(made: Path, tmp_path: Pat
 
 
 def test_memory_does_not_grow_with_what_is_exported(tmp_path: Path) -> None:
-    """Given 64 MiB of tokens in a set, each form peaks below what it and its imports take, and not half of them."""
+    """Given 64 MiB of tokens in a set, each form peaks below its imports and half of them."""
     shard = np.arange(16 << 20, dtype="<u4").astype("<u2")
     write_large_set(tmp_path / "sets", [shard] * 2, vocab_size=65_536)
     for form, most, options in (("nanogpt", 110, []), ("hf-arrow", 150, ["--rows", "2049"])):

@@ -1,8 +1,8 @@
 """The stage-shard loop: it and its workers die, mostly inside system calls; the sets come out the same.
 
-The daemon lives on from kill to kill and is started again when it is down. The sets are held against two
-builds in peace: one by one, slowly; and from the same files under other names, in another order, by three
-workers at once.
+The daemon lives on from kill to kill and is started again when it is down. The sets are held against a
+build in peace, one by one, slowly; of many files also against one under other names, in another order, by
+three workers at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.siege import Siege
 from support.small_disk import leftovers
 from support.striking import Blow, Striker
 
-ROWS, ROW_GROUP = 120, 30
+MANY, ROWS, ROW_GROUP = 8, 120, 30
 SEALING = ("seal_hash", "seal_manifest", "publish")
 # Who dies inside a call, and where in its work; drawn evenly from those who have something to do.
 PHASES = ("task", "check_engine", "open", "commit", "commit", *SEALING, *SEALING)
@@ -53,7 +53,7 @@ class ShardScenario(BesiegedScenario):
     limit_s = 180.0
     daemon = STAGE_SHARD
 
-    def __init__(self, files: int = 8) -> None:
+    def __init__(self, files: int = MANY) -> None:
         self._files, self._round = files, 0
         self._ground: Ground | None = None
 
@@ -142,7 +142,8 @@ class Ground:
         assert (ended := in_peace.once(STAGE_SHARD)).returncode == 0, ended.stderr
         self.sets = in_peace.sets()
         assert len(self.sets) == files
-        assert self._in_another_order(home / "turned", in_peace) == self.sets
+        if files == MANY:
+            assert self._in_another_order(home / "turned", in_peace) == self.sets
 
     def _in_another_order(self, home: Path, in_peace: DataPipeline) -> dict[str, dict[str, bytes]]:
         """The last file first, three at once, in tiny commits, with the same tokenizer given as a file."""
