@@ -86,7 +86,7 @@ def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
                 seen.setdefault(label, set()).add(step)
     fates = dict.fromkeys(("train", "held_out", "filtered"), 0)
     for path in BUILT:
-        for row in range(60):
+        for row in range(1, 60, 2):
             found = find(site.pipeline, path, row)
             fates[found["fate"]] += 1
             assert set(found["runs"][0]["steps"]) == seen.get((path, row), set()), (path, row)
@@ -185,7 +185,7 @@ def test_windows_to_come_are_planned_or_beyond_the_end(site: Site) -> None:
         write_record(run.run.consumed, {"v": 1, "finished": finished})
         site.configure(steps=4)
         told: dict[int, tuple[str, int | None]] = {}
-        for row in range(60):
+        for row in range(0, 60, 2):
             for one in find(site.pipeline, BUILT[0], row)["runs"][0]["windows"]:
                 told[one["offset"]] = (one["state"], one["step"])
         assert len(told) > 20
