@@ -9,7 +9,6 @@ import secrets
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from support.mounts import free_bytes
 from support.pipelines import DataPipeline
 from support.processes import daemon_command
 from support.training import TRAINER, TrainPipeline, on_one_core, runs, small_trainer
-from support.waiting import rest, wait_until
+from support.waiting import rest, used_s, wait_until
 
 MARK = "STOKER_TEST_SIEGE"
 HOPELESS = (64, 65, 78)  # a daemon that ends so would end so again
@@ -162,7 +161,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         turn = 0
-        began = time.thread_time()
+        began = used_s()
         while not self._done.is_set():
             began = rest(began)
             with contextlib.suppress(OSError):

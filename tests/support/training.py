@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from stoker.supervise.run.metrics_log import TIMED
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.sites import SMALL_TRAINER
-from support.waiting import LONG_S, rest, wait_until
+from support.waiting import LONG_S, rest, used_s, wait_until
 
 TRAINER = ("-m", "stoker.training.trainer")
 SEALER = ("-m", "stoker.checkpoints.sealer")
@@ -125,7 +124,7 @@ def meanwhile(look: Callable[[], object], every_s: float) -> Iterator[None]:
     done = threading.Event()
 
     def look_on() -> None:
-        began = time.thread_time()
+        began = used_s()
         while not done.is_set():
             look()
             began = rest(began, every_s)
