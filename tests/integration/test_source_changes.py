@@ -14,6 +14,7 @@ import yaml
 
 from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
+from stoker.corpus.records.receipts import read_listing
 from stoker.corpus.records.sources import PUBLISHED, Source, write_source
 from stoker.shards.audit.audit import audit_sets
 from stoker.store.layout import DOWNLOAD_WATCHDOG
@@ -217,6 +218,7 @@ def test_rot_in_a_built_file_is_no_edit_and_what_rots_before_it_is_built_waits_f
             wait_until(
                 lambda: data.receipts()["new.parquet"].state == "verified", what="the good copy's receipt"
             )
+            wait_until(lambda: read_listing(data.pipeline.layout, "prose").complete, what="the whole listing")
         finally:
             assert watchdog.stop() == 0
         told = [(one["path"], one["sha256"]) for one in data.events("download_watchdog", "source_rotten")]

@@ -97,7 +97,8 @@ def test_a_copy_across_file_systems_goes_on_after_a_kill_and_the_set_is_the_same
     drained: Template, tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of the given tokenizer's pipeline, wherever files were: not mounted, or links for a while."""
-    data = make_pipeline(tmp_path, hot=str(elsewhere), tokenizer=drained.tokenizer, shard__workers=2)
+    how = {"hot": str(elsewhere), "tokenizer": drained.tokenizer, "shard__workers": 2}
+    data = make_pipeline(tmp_path, **how, stage__copies=1)  # no other file is there before the kill
     shutil.copytree(drained.made.source, data.source, dirs_exist_ok=True)
     data.receive()
     for name, value in site(tmp_path / "site", COPYING).items():
@@ -108,6 +109,7 @@ def test_a_copy_across_file_systems_goes_on_after_a_kill_and_the_set_is_the_same
     daemon.kill()
     away = data.source.rename(tmp_path / "away")
     data.source.mkdir()  # the mount point
+    data = make_pipeline(tmp_path, **how)
     daemon = data.start("stage_shard")
     try:
         wait_until(lambda: data.events("stage_shard", "source_unavailable"), what="the pause")
