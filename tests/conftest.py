@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections import deque
-from itertools import chain, groupby
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,15 +38,6 @@ LONG = (
 
 @pytest.hookimpl(trylast=True)  # what is not selected has gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each of the processes side by side begin with some of the dear files and end with unit tests."""
+    """Begin with the dear files: each goes to one process whole, and the cheap ones fill the end."""
     place = {f"test_{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: ("unit" in item.path.parts, place.get(item.path.name, len(LONG))))
-    files = [list(tests) for _, tests in groupby(items, lambda item: item.path)]
-    dear = [tests for tests in files if "unit" not in tests[0].path.parts]
-    cheap = deque(chain.from_iterable(files[len(dear) :]))
-    processes, left = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), len(items)
-    items.clear()
-    for number in range(processes):
-        share = list(chain.from_iterable(dear[number::processes]))
-        room = (left - len(items)) // (processes - number) - len(share)  # as xdist deals them out
-        items += share + [cheap.popleft() for _ in range(min(room, len(cheap)))]

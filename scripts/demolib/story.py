@@ -118,7 +118,7 @@ def stoker(*arguments: str) -> str:
 
 def look_first(configuration: Path) -> None:
     heading("What the hub holds, and how long it takes (stoker data download --dry-run)")
-    say(stoker("download", str(configuration), "--dry-run").rstrip())
+    say(stoker("data", "download", str(configuration), "--dry-run").rstrip())
 
 
 def show_downloads(configuration: Path, served: int, files: list[Path]) -> None:
@@ -194,7 +194,11 @@ def show_losses(run_dir: Path, shards: Path, judged: bool) -> None:
 def show_sample(run_dir: Path) -> Path:
     newest = sorted((run_dir / "checkpoints").glob("step-*"))[-1]
     heading(f"A sample from {newest.name} (stoker checkpoint generate)")
-    say(stoker("generate", str(newest), "--prompt", PROMPT, "--tokens", "60", "--seed", "1").rstrip())
+    say(
+        stoker(
+            "checkpoint", "generate", str(newest), "--prompt", PROMPT, "--tokens", "60", "--seed", "1"
+        ).rstrip()
+    )
     return newest
 
 

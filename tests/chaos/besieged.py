@@ -20,7 +20,7 @@ from chaos.job import Job
 from support.processes import has_ended
 from support.siege import Siege, kill
 from support.striking import Blow, Striker
-from support.waiting import wait_until
+from support.waiting import rest, wait_until
 
 # How long a kill inside a call is waited for: then whoever gets a task next dies in writing, and if nobody
 # does for as long again, somebody dies at once.
@@ -104,7 +104,6 @@ class BesiegedJob(Job):
         if found is None and late:
             found = self.siege.victim("worker") or self.siege.victim(self.daemon)
         if found is None:
-            time.sleep(0.02)
             return None
         self._victim, self._struck = found
         return self._victim
@@ -149,12 +148,12 @@ class BesiegedJob(Job):
     def _comes(self) -> bool:
         """Whether the kill comes while it is waited for."""
         assert self.in_call is not None
-        deadline = time.monotonic() + PATIENCE_S
+        deadline, began = time.monotonic() + PATIENCE_S, time.thread_time()
         while time.monotonic() < deadline and not self.ended():
             if strace.where_killed(self.in_call.log) is not None:
                 return True
             self.siege.tend()
-            time.sleep(0.02)
+            began = rest(began)
         return False
 
     def _attach(self) -> subprocess.Popen[bytes]:

@@ -17,6 +17,7 @@ from chaos import strace
 from chaos.job import Job
 from chaos.plan import Strike, plan_strikes
 from stoker.kit.process import ProcessId, signal_process
+from support.waiting import rest
 
 _LOOK_S = 0.002
 
@@ -192,6 +193,7 @@ def _strike(scenario: Scenario, strike: Strike, directory: Path) -> Hit:
 
 def _kill_in_time(job: Job, strike: Strike, limit_s: float) -> int | None:
     due = time.monotonic() + strike.delay_s
+    began = time.thread_time()
     while not job.ended():
         now = time.monotonic()
         assert now < due + limit_s, f"there was no process {strike.target} for {limit_s:g} s"
@@ -200,7 +202,7 @@ def _kill_in_time(job: Job, strike: Strike, limit_s: float) -> int | None:
             with contextlib.suppress(ProcessLookupError):
                 signal_process(ProcessId.of(pid), signal.SIGKILL)
                 return pid
-        time.sleep(_LOOK_S)
+        began = rest(began, _LOOK_S)
     return None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stoker.kit.process import ProcessId, processes_with_environment, signal_process
+from support.waiting import rest
 
 START = "start"
 MARK = "STOKER_CHAOS_JOB"
@@ -79,9 +80,9 @@ class Job:
         return code
 
     def _wait_for_the_rest(self, orphans_s: float) -> list[ProcessId]:
-        deadline = time.monotonic() + orphans_s
+        deadline, began = time.monotonic() + orphans_s, time.thread_time()
         while (left := self._members()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+            began = rest(began)
         return left
 
     def _members(self) -> list[ProcessId]:

@@ -15,6 +15,7 @@ from stoker.checkpoints.mirror.layout import list_mirror
 from stoker.checkpoints.proof import prove_checkpoint
 from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from stoker.observe.status import read_status
+from stoker.plan.timelines import ancestry, committed, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
@@ -142,69 +143,37 @@ def test_an_audit_has_the_mirror_on_record_and_looks_at_it_when_told_to(
     assert "is warm mounted?" in audit_run(pipeline, deep=True).findings[0]
 
 
-def test_a_rotten_newest_checkpoint_is_fetched_and_training_goes_on_bit_for_bit(
+def test_a_launch_waits_for_a_warm_that_may_hold_a_newer_checkpoint_and_goes_on_from_a_whole_one_bit_for_bit(
     mirrored: Callable[..., Mirrored], finished: TrainPipeline
 ) -> None:
     one = mirrored()
+    away = one.warm.with_name("away")
     shutil.rmtree(one.run.checkpoints / NEWEST)
-    shutil.rmtree(one.copy_of(NEWEST))
     flip(one.run.checkpoints / "step-000000050" / "model-00001.safetensors")
-    assert one.train.once().returncode == 0
-    assert one.train.events("checkpoint_quarantined")[0]["path"] == "checkpoints/step-000000050"
-    assert one.train.events("checkpoint_fetched")[0]["step"] == 50
-    assert one.train.events("trainer_launched")[-1]["resume_step"] == 50
-    assert one.train.rows() == finished.rows()
-    assert one.train.tensors() == finished.tensors()
-    assert one.copies() == finished.checkpoints()
-
-
-def test_a_launch_waits_for_a_warm_that_may_hold_a_newer_checkpoint_and_takes_no_rotten_one(
-    mirrored: Callable[..., Mirrored],
-) -> None:
-    one = mirrored()
-    shutil.rmtree(one.run.checkpoints)
-    one.warm.rename(one.warm.with_name("away"))
+    one.warm.rename(away)
     daemon = one.train.start()
     try:
         assert "may hold a newer checkpoint: the run waits for it" in one.awaited("mirror_awaited")["message"]
         wait_until(lambda: "waiting for warm" in one.doing(), 60.0, "the status")
         assert one.train.events("trainer_launched")[1:] == []
-        flip(one.copy_of(NEWEST, one.warm.with_name("away")) / "optimizer-00001.safetensors")
-        one.warm.with_name("away").rename(one.warm)
+        assert one.train.events("checkpoint_quarantined")[0]["path"] == "checkpoints/step-000000050"
+        flip(one.copy_of(NEWEST, away) / "optimizer-00001.safetensors")
+        away.rename(one.warm)
         assert one.awaited("checkpoint_fetched")["step"] == 50
         assert one.train.events("mirror_copy_bad")[0]["copy"].startswith(f"t0/{NEWEST}")
         wait_until(lambda: one.status().get("trouble", "none yet") is None, 60.0, "the end of the trouble")
+        assert one.awaited("trainer_launched", 2)["resume_step"] == 50
+        wait_until(lambda: one.train.record()["state"] == "finished", 60.0, "the end of the run")
+        wait_until(lambda: one.recorded() == {40, 50, 60} and one.copies(), 60.0, "the last copy")
     finally:
         assert daemon.stop() == 0
-
-
-def test_the_death_of_the_state_disk_costs_nothing_that_was_mirrored(
-    mirrored: Callable[..., Mirrored], finished: TrainPipeline, shard_sets: Path
-) -> None:
-    one = mirrored()
-    shutil.rmtree(one.copy_of(NEWEST))
-    shutil.copytree(shard_sets / "source", one.train.data.source, dirs_exist_ok=True)
-    heldout, plan = one.run.heldout.read_bytes(), one.run.plan.read_bytes()
-    shutil.rmtree(one.train.data.pipeline.layout.state)
-    daemon = one.train.start()
-    try:
-        assert one.awaited("checkpoint_fetched")["step"] == 50
-        wait_until(lambda: "pin" in one.doing(), 60.0, "a word that the dataset's pin is awaited")
-        one.train.data.drain()
-        wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end of the run")
-    finally:
-        assert daemon.stop() == 0
-    assert [event["resume_step"] for event in one.train.events("trainer_launched")] == [50]
-    assert one.run.heldout.read_bytes() == heldout
-    assert one.run.plan.read_bytes() == plan
-    assert one.train.record()["run_id"] == finished.record()["run_id"]
-    assert one.train.tensors() == finished.tensors()
     assert one.train.rows() == finished.rows()
-    assert audit_run(one.train.data.pipeline, deep=True).findings == ()
+    assert one.train.tensors() == finished.tensors()
+    assert one.copies() == finished.checkpoints()
 
 
-def test_a_step_that_is_only_mirrored_is_rolled_back_to_and_the_new_timeline_outlives_the_disk(
-    mirrored: Callable[..., Mirrored],
+def test_a_step_that_is_only_mirrored_is_rolled_back_to_and_the_death_of_the_state_disk_costs_nothing_then(
+    mirrored: Callable[..., Mirrored], finished: TrainPipeline, shard_sets: Path
 ) -> None:
     one = mirrored()
     layout = one.train.data.pipeline.layout
@@ -219,18 +188,30 @@ def test_a_step_that_is_only_mirrored_is_rolled_back_to_and_the_new_timeline_out
         wanted = ["t0/step-000000040", "t1/step-000000050", "t1/step-000000060"]
         wait_until(lambda: one.names() == wanted, 90.0, "the new timeline in the mirror, the old one gone")
         assert one.copies() == one.train.checkpoints()
+        wait_until(lambda: one.train.record()["state"] == "finished", 60.0, "the end of the run")
     finally:
         assert daemon.stop() == 0
-    timelines = one.run.timelines.read_bytes()
-    assert timelines
+    shutil.rmtree(one.copy_of(NEWEST))
+    shutil.copytree(shard_sets / "source", one.train.data.source, dirs_exist_ok=True)
+    same = (one.run.heldout, one.run.plan, one.run.timelines)
+    before = [file.read_bytes() for file in same]
     shutil.rmtree(layout.state)
     daemon = one.train.start()
     try:
-        assert one.awaited("checkpoint_fetched")["copy"].startswith("t1/step-000000060")
-        wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end")
+        assert one.awaited("checkpoint_fetched")["copy"].startswith("t1/step-000000050")
+        wait_until(lambda: "pin" in one.doing(), 60.0, "a word that the dataset's pin is awaited")
+        one.train.data.drain()
+        wait_until(lambda: one.train.record().get("state") == "finished", 60.0, "the end of the run")
     finally:
         assert daemon.stop() == 0
-    assert one.run.timelines.read_bytes() == timelines
+    assert [event["resume_step"] for event in one.train.events("trainer_launched")] == [50]
+    assert [file.read_bytes() for file in same] == before
+    assert one.train.record()["run_id"] == finished.record()["run_id"]
+    assert one.train.tensors() == finished.tensors()
+    forks = ancestry(read_timelines(one.run.timelines))
+    rows = committed(one.train.rows(), forks, lambda row: (row["timeline"], row["step"], "loss" in row))
+    assert [row | {"timeline": 0} for row in rows] == finished.rows()
+    assert audit_run(one.train.data.pipeline, deep=True).findings == ()
 
 
 def test_a_run_is_mirrored_by_one_policy_whatever_warm_does_meanwhile(

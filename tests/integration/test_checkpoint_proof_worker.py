@@ -32,4 +32,4 @@ def prove(checkpoint: Path) -> Any:
         timeout=60,
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])["result"]
+    return json.loads(done.stdout.splitlines()[-1])["done"]

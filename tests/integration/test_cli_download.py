@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stoker.cli.main import exit_code
-from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker, stoker_command, urls_pipeline
+from support.downloads import ENVIRON, hub_pipeline, put_parquet, stoker_command, urls_pipeline
+from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
 from support.loopback_hub import REPO, LoopbackHub, noise
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
@@ -22,23 +22,12 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(name="hub")
-def hub_fixture(tmp_path: Path) -> Iterator[LoopbackHub]:
-    with LoopbackHub(tmp_path / "hub") as hub:
-        yield hub
-
-
 def dry_run(data: DataPipeline) -> int:
-    return exit_code(["download", str(data.file), "--dry-run"])
+    return exit_code(["data", "download", str(data.file), "--dry-run"])
 
 
 def verify(data: DataPipeline, *options: str) -> int:
     return exit_code(["verify", "downloads", str(data.file), *options])
-
-
-def once(data: DataPipeline) -> None:
-    ended = stoker("download", data.file, "--once")
-    assert ended.returncode == 0, ended.stderr
 
 
 def told(report: str) -> dict[str, str]:
@@ -62,26 +51,68 @@ def test_a_dry_run_tells_what_comes_and_leaves_no_trace(
     assert sorted(tmp_path.joinpath("p").rglob("*")) == before
 
 
-def test_what_is_here_lies_there_or_was_begun_need_not_come(
+def test_what_is_here_need_not_come_and_what_is_wrong_or_missing_is_told_disputed_and_comes_again(
     tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = put_parquet(hub, 2, 300)
-    data = hub_pipeline(tmp_path / "p", hub, dataset__limit={"files": 1})
-    once(data)
-    more = hub_pipeline(tmp_path / "p", hub)
-    lying = more.pipeline.source_root / "data" / "001.parquet"
-    lying.write_bytes(files[1].read_bytes())
-    assert dry_run(more) == 0
+    files = put_parquet(hub, 4, 200)
+    data = hub_pipeline(tmp_path / "p", hub, dataset__limit={"files": 3})
+    assert verify(data) == 64
+    # A terminal shows how far it is, and the exit code is the daemon's.
+    environ = {**ENVIRON, "NO_COLOR": "1"}
+    code, screen = run_on_terminal(
+        [*stoker_command(), "data", "download", str(data.file), "--once"], environ=environ
+    )
+    assert (code, screen.last) == (0, "")
+    assert any(re.match(r"\d/3 files", line) for line in screen.footers), screen.footers
+    assert set(data.receipts()) == {f"data/{number:03d}.parquet" for number in range(3)}
+
+    data = hub_pipeline(tmp_path / "p", hub)
+    landed = [data.pipeline.source_root / f"data/{number:03d}.parquet" for number in range(4)]
+    landed[3].write_bytes(files[3].read_bytes())
+    capsys.readouterr()
+    assert dry_run(data) == 0
     report = capsys.readouterr().out
     lines = told(report)
-    assert lines["here, hashed"].startswith("1 file, ")
+    assert lines["here, hashed"].startswith("3 files, ")
     assert lines["to be hashed"].startswith("1 file, ")
     assert "nothing has to be fetched" in report
     hub.control("forget")
-    once(more)
+    assert data.once("download_watchdog").returncode == 0
     assert hub.served() == 0
-    assert dry_run(more) == 0
+    assert dry_run(data) == 0
     assert "nothing is left" in capsys.readouterr().out
+
+    assert verify(data) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(": 4 true")
+    flipped = bytearray(landed[1].read_bytes())
+    flipped[1000] ^= 1
+    landed[1].write_bytes(flipped)
+    landed[2].write_bytes(b"short")
+    landed[3].unlink()
+    assert verify(data) == 1
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split() == ["verdict", "file", "why"]
+    assert {row.split()[1]: row.split()[0] for row in rows[1:4]} == {
+        str(landed[1]): "wrong",
+        str(landed[2]): "wrong",
+        str(landed[3]): "missing",
+    }
+    assert rows[4].endswith("1 true, 2 wrong, 1 missing")
+    asked = data.pipeline.layout.requests("download_watchdog")
+    assert not list(asked.glob("*.json")), "it only looks unless it is told to"
+    assert verify(data, "--dispute") == 1
+    assert len(list(asked.glob("*.json"))) == 3
+    capsys.readouterr()
+    assert data.once("download_watchdog").returncode == 0
+    assert verify(data) == 0
+    assert [file.read_bytes() for file in landed] == [file.read_bytes() for file in files]
+
+    landing = data.pipeline.source_root
+    landing.rename(tmp_path / "away")
+    landing.mkdir()
+    assert verify(data, "--dispute") == 69, "a disk that is not mounted is no missing file"
+    assert "mount the disk" in capsys.readouterr().err
+    assert not list(asked.glob("*.json"))
 
 
 def test_urls_that_are_refused_are_told_and_a_wrong_list_its_lines(
@@ -111,18 +142,8 @@ def test_a_gate_is_told_with_the_page_to_visit(
     assert dry_run(data) == 69
     said = capsys.readouterr().err
     assert "gated" in said and f"{hub.endpoint}/datasets/{REPO}" in said
-    assert exit_code(["download", str(data.file), "--dry-run", "--once"]) == 64
-
-
-def test_a_client_that_is_to_stay_offline_ends_it_at_once(
-    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    data = hub_pipeline(tmp_path / "p", hub)
-    assert dry_run(data) == 69
-    assert "HF_HUB_OFFLINE" in capsys.readouterr().err
-    ended = stoker("download", data.file, "--once", environ={"HF_HUB_OFFLINE": "1"})
-    assert ended.returncode == 69 and "HF_HUB_OFFLINE" in ended.stderr
+    assert exit_code(["data", "download", str(data.file), "--dry-run", "--once"]) == 64
+    assert exit_code(["data", "download", str(tmp_path / "none.yaml")]) == 78
 
 
 def test_a_dry_run_of_a_source_that_holds_nothing_meant_is_no_success(
@@ -144,72 +165,9 @@ def test_a_folders_files_are_to_be_hashed_until_they_are(
     lines = told(capsys.readouterr().out)
     assert lines["to be hashed"].startswith("1 file, ")
     assert not (tmp_path / "p" / "state").exists()
-    once(data)
+    data.receive()
     assert dry_run(data) == 0
     assert "nothing is left" in capsys.readouterr().out
     (data.source / "a.parquet").write_bytes(b"x" * data.receipts()["a.parquet"].size)
     assert verify(data) == 1
     assert re.search(r"^wrong +\S+/a\.parquet  sha256 ", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_a_terminal_shows_how_far_it_is_and_the_exit_code_is_the_daemons(
-    tmp_path: Path, hub: LoopbackHub
-) -> None:
-    put_parquet(hub, 3, 300)
-    data = hub_pipeline(tmp_path / "p", hub)
-    environ = {**ENVIRON, "NO_COLOR": "1"}
-    code, screen = run_on_terminal([*stoker_command(), "download", str(data.file), "--once"], environ=environ)
-    assert code == 0
-    assert screen.last == ""
-    assert any(re.match(r"\d/3 files", line) for line in screen.footers), screen.footers
-    assert set(data.receipts()) == {f"data/{number:03d}.parquet" for number in range(3)}
-    assert stoker("download", tmp_path / "none.yaml").returncode == 78
-
-
-def test_wrong_and_missing_downloads_are_told_disputed_and_come_again(
-    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = put_parquet(hub, 4, 200)
-    data = hub_pipeline(tmp_path / "p", hub)
-    assert verify(data) == 64
-    once(data)
-    capsys.readouterr()
-    assert verify(data) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith(": 4 true")
-    landed = [Path(receipt.file) for receipt in data.receipts().values()]
-    flipped = bytearray(landed[1].read_bytes())
-    flipped[1000] ^= 1
-    landed[1].write_bytes(flipped)
-    landed[2].write_bytes(b"short")
-    landed[3].unlink()
-    assert verify(data) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["verdict", "file", "why"]
-    assert {line.split()[1]: line.split()[0] for line in lines[1:4]} == {
-        str(landed[1]): "wrong",
-        str(landed[2]): "wrong",
-        str(landed[3]): "missing",
-    }
-    assert lines[4].endswith("1 true, 2 wrong, 1 missing")
-    asked = data.pipeline.layout.requests("download_watchdog")
-    assert not list(asked.glob("*.json")), "it only looks unless it is told to"
-    assert verify(data, "--dispute") == 1
-    assert len(list(asked.glob("*.json"))) == 3
-    capsys.readouterr()
-    once(data)
-    assert verify(data) == 0
-    assert [file.read_bytes() for file in landed] == [file.read_bytes() for file in files]
-
-
-def test_a_disk_that_is_not_mounted_is_no_missing_file(
-    tmp_path: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    put_parquet(hub, 1, 100)
-    data = hub_pipeline(tmp_path / "p", hub)
-    once(data)
-    landing = data.pipeline.source_root
-    landing.rename(tmp_path / "away")
-    landing.mkdir()
-    assert verify(data, "--dispute") == 69
-    assert "mount the disk" in capsys.readouterr().err
-    assert not list(data.pipeline.layout.requests("download_watchdog").glob("*.json"))

@@ -19,7 +19,7 @@ from support.looking import Label, train_labels, window_labels
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
-STEPS, BATCH, SEQ_LEN = 100, 16, 64
+STEPS, BATCH, SEQ_LEN = 25, 64, 64
 
 
 def order_of(run: TrainPipeline) -> list[list[Label]]:
@@ -53,16 +53,16 @@ def test_batch_and_where_tell_of_a_killed_run_what_its_plan_says_it_read(
 
     daemon = run.start()
     try:
-        trainer = run.wait_for_step(12)
-        beside = ask("batch", file, "main", "12")
-        assert 12 <= ask("plan", file)["step"] <= STEPS
+        trainer = run.wait_for_step(6)
+        beside = ask("data", "batch", file, "main", "6")
+        assert 6 <= ask("data", "plan", file)["step"] <= STEPS
         signal_process(trainer, signal.SIGKILL)
         wait_until(lambda: run.record()["state"] == "finished", 120, "the run's end")
     finally:
         daemon.stop()
-    assert ask("batch", file, "main", "12") | {"sealed": beside["sealed"]} == beside
+    assert ask("data", "batch", file, "main", "6") | {"sealed": beside["sealed"]} == beside
 
-    plan = ask("plan", file)
+    plan = ask("data", "plan", file)
     assert (plan["step"], plan["finished"], plan["windows"]["applied"]) == (STEPS, "steps", STEPS * BATCH)
     assert plan["epoch"] == 1
     assert {entry["state"] for entry in plan["entries"][:2]} == {"read"}
@@ -71,13 +71,13 @@ def test_batch_and_where_tell_of_a_killed_run_what_its_plan_says_it_read(
     for step in range(1, STEPS + 1):
         windows = [
             [(part["source"], one["row"]) for part in window["sets"] for one in part["documents"]]
-            for window in ask("batch", file, "main", str(step))["windows"]
+            for window in ask("data", "batch", file, "main", str(step))["windows"]
         ]
         assert windows == order[(step - 1) * BATCH : step * BATCH]
         for label in (label for labels in windows for label in labels):
             seen.setdefault(label, set()).add(step)
     for path in ("0.parquet", "1.parquet"):
-        for row in range(0, 250, 3):
+        for row in range(0, 250, 9):
             found = find(run.data.pipeline, path, row)
             assert set(found["runs"][0]["steps"]) == seen.get((path, row), set())
             if found["fate"] == "train":

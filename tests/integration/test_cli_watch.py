@@ -41,6 +41,14 @@ while step < 6:
 """
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands are run in this empty directory, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    return tmp_path
+
+
 def watch(
     home: Path, *words: str, command: Sequence[str], **more: object
 ) -> subprocess.CompletedProcess[str]:
@@ -71,7 +79,6 @@ def test_it_starts_again_from_the_newest_checkpoint_and_passes_both_streams_thro
     (home,) = (tmp_path / "states" / "stoker").iterdir()
     run = StateLayout(home / "state").run("run-1")
     assert [path.name for path in sorted(run.checkpoints.iterdir())][-1] == "step-000000006"
-
     assert exit_code(["watch", "--list", "--state", str(home.parent)]) == 0
     name, where = capsys.readouterr().out.splitlines()
     assert name == f"{home.name}: run-1 finished, not watched now"
@@ -91,31 +98,32 @@ def test_a_command_that_only_fails_ends_it_with_its_code_and_one_word_to_the_ope
     (line,) = told.read_text().splitlines()
     assert "2 launches in a row" in line
     assert (tmp_path / "ran").read_text().split() == ["ran"] * 2
-    assert watch(tmp_path, *words, command=command).returncode == 9
-    assert (tmp_path / "ran").read_text().split() == ["ran"] * 4, "started by hand, it tries again"
 
 
-def test_a_finished_command_runs_once_more_when_it_is_started_once_more(tmp_path: Path) -> None:
-    for count in (1, 2):
-        ended = watch(tmp_path, command=("sh", "-c", "echo ran >> ran"))
-        assert ended.returncode == 0, ended.stderr
-        assert (tmp_path / "ran").read_text().split() == ["ran"] * count
-
-
-def test_ctrl_c_asks_the_command_to_save_and_ends_with_130_and_a_second_watch_is_refused(
+def test_its_supervisor_may_be_killed_a_finished_command_runs_once_more_and_ctrl_c_asks_it_to_save(
     tmp_path: Path,
 ) -> None:
-    script = "trap 'echo saved > saved; exit 0' TERM; echo begun > begun; while :; do sleep 0.1; done"
+    script = "trap 'echo saved > saved; exit 0' TERM; echo ran >> ran; until [ -e end ]; do sleep 0.1; done"
     environ = {**os.environ, **QUICK, "XDG_STATE_HOME": str(tmp_path / "states")}
-    command = [*STOKER, "watch", "--name", "stops", "--", "sh", "-c", script]
-    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as watching:
-        wait_until((tmp_path / "begun").exists, what="the begin of the command")
-        second = watch(tmp_path, "--name", "stops", command=("sh", "-c", script))
-        assert second.returncode == 75
-        assert "stoker watch" in second.stderr
+    ran, saved, end = (tmp_path / name for name in ("ran", "saved", "end"))
+    command = ["nohup", *STOKER, "watch", "--name", "life", "sh", "-c", script]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ) as watching:
+        wait_until(ran.exists, what="the begin of the command")
+        (lock,) = (tmp_path / "states" / "stoker").glob("life/state/locks/train_supervisor.lock")
+        watching.send_signal(signal.SIGHUP)  # nohup outlives its terminal
+        second = watch(tmp_path, "--name", "life", command=("sh", "-c", script))
+        assert second.returncode == 75 and "stoker watch" in second.stderr
+        os.kill(read_holder(lock).pid, signal.SIGKILL)
+        wait_until(lambda: ran.read_text().split() == ["ran"] * 2, what="another begin of the command")
+        saved.unlink(missing_ok=True)  # a guard asks it for that when its supervisor dies
+        end.touch()
+        assert watching.wait(60) == 0
+    end.unlink()
+    with subprocess.Popen(command[1:], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as watching:
+        wait_until(lambda: ran.read_text().split() == ["ran"] * 3, what="one more begin of the command")
         watching.send_signal(signal.SIGINT)
         assert watching.wait(60) == 130
-    assert (tmp_path / "saved").exists()
+    assert saved.exists()
 
 
 @pytest.mark.parametrize("held", ["halted", "paused"])
@@ -129,34 +137,14 @@ def test_a_run_that_was_held_goes_on_when_it_is_started_again(tmp_path: Path, he
     assert read_record(request)["verb"] == "resume"
 
 
-def test_save_writes_the_file_that_stoker_run_takes(tmp_path: Path) -> None:
-    words = ("--checkpoints", "step-*.json", "--resume", "--resume {path}", "--save", "mine.yaml")
-    (tmp_path / "train.py").write_text(TRAINER)
-    saved = watch(tmp_path, *words, command=(sys.executable, "train.py"))
-    assert saved.returncode == 0, saved.stderr
-    body = yaml.safe_load((tmp_path / "mine.yaml").read_text())
+def test_save_writes_the_file_that_stoker_run_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("watch", "--checkpoints", "step-*.json", "--resume", "--resume {path}", "--save", "mine.yaml")
+    assert exit_code([*words, "--", sys.executable, "train.py"]) == 0
+    body = yaml.safe_load((here / "mine.yaml").read_text())
     assert body["train"]["command"] == [sys.executable, "train.py"]
     assert body["train"]["external"]["resume"] == ["--resume", "{path}"]
-    checked = subprocess.run(
-        [*STOKER, "config", "check", "mine.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert watch(tmp_path, *words, command=("true",)).returncode == 64  # it exists
-
-
-def test_a_supervisor_that_is_killed_is_started_again_and_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    script = "echo ran >> ran; until [ -e end ]; do sleep 0.1; done"
-    environ = {**os.environ, **QUICK, "XDG_STATE_HOME": str(tmp_path / "states")}
-    ran = tmp_path / "ran"
-    command = ["nohup", *STOKER, "watch", "sh", "-c", script]
-    with subprocess.Popen(command, cwd=tmp_path, env=environ) as watching:
-        wait_until(ran.exists, what="the begin of the command")
-        (lock,) = (tmp_path / "states" / "stoker").glob("sh-*/state/locks/train_supervisor.lock")
-        watching.send_signal(signal.SIGHUP)
-        os.kill(read_holder(lock).pid, signal.SIGKILL)
-        wait_until(lambda: ran.read_text().split() == ["ran"] * 2, what="another begin of the command")
-        (tmp_path / "end").touch()
-        assert watching.wait(60) == 0
+    assert exit_code(["config", "check", "mine.yaml"]) == 0, capsys.readouterr()
+    assert exit_code([*words, "--", "true"]) == 64  # it exists
 
 
 @pytest.mark.parametrize(
@@ -171,16 +159,16 @@ def test_a_supervisor_that_is_killed_is_started_again_and_nohup_outlives_its_ter
     ],
 )
 def test_a_wrong_word_is_told_and_nothing_is_started(
-    tmp_path: Path, words: tuple[str, ...], said: str
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
-    ended = watch(tmp_path, *words, command=("sh", "-c", "echo ran > ran"))
-    assert ended.returncode in (64, 78)
-    assert said in ended.stderr
-    assert not list(tmp_path.iterdir())
+    assert exit_code(["watch", *words, "--", "sh", "-c", "echo ran > ran"]) in (64, 78)
+    assert said in capsys.readouterr().err
+    assert not list(here.iterdir())
 
 
-def test_a_program_that_is_not_there_ends_it_as_a_shell_does(tmp_path: Path) -> None:
-    ended = watch(tmp_path, command=("no-such-program", "--lr", "1"))
-    assert ended.returncode == 127
-    assert "no-such-program: there is no such program" in ended.stderr
-    assert not list(tmp_path.iterdir())
+def test_a_program_that_is_not_there_ends_it_as_a_shell_does(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["watch", "--", "no-such-program", "--lr", "1"]) == 127
+    assert "no-such-program: there is no such program" in capsys.readouterr().err
+    assert not list(here.iterdir())

@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from stoker.plan.consumption import read_holdings
 from stoker.plan.log import read_plan
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record
 from stoker.supervise.audit.audit import audit_run
-from support.parquet import write_fineweb
-from support.training import TrainPipeline, make_training
+from support.once import made_once
+from support.training import TrainPipeline
 from support.waiting import wait_until
-from support.warm_ground import EVERYTHING_OFF
-
-ROOMY: dict[str, Any] = {"shard__release": "after_sync", "train__steps": 20}
+from support.warm_ground import EVERYTHING_OFF, FILES, SETTINGS, Ground
 
 
 def evicted(run: TrainPipeline) -> set[str]:
     return {path for path, source in run.data.sources().items() if source.evicted}
 
 
-def test_a_second_run_has_the_sets_brought_back_that_the_first_is_done_with(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    for part in ("state", "hot"):
-        (home / part).mkdir(parents=True)
-    first = make_training(home, home, warm=str(tmp_path / "warm"), **ROOMY)
-    for number in range(2):
-        write_fineweb(first.data.source / f"{number}.parquet", rows=120, seed=number)
-    first.data.drain()
-    assert first.once().returncode == 0
-
-    make_training(home, home, warm=str(tmp_path / "warm"), evict=EVERYTHING_OFF, **ROOMY)
+def test_a_second_run_has_the_sets_brought_back_that_the_first_is_done_with(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    ground = Ground(made_once(tmp_path_factory, "ground", Ground.make))
+    first = TrainPipeline(ground.copy_of_peace(tmp_path, evict=EVERYTHING_OFF))
     loop = first.data.start(STAGE_SHARD)
     supervisor = None
     try:
-        wait_until(lambda: len(evicted(first)) == 2, 60, "everything's leaving")
+        wait_until(lambda: len(evicted(first)) == FILES, 60, "everything's leaving")
         loop.stop()
-        second = make_training(
-            home, home, warm=str(tmp_path / "warm"), evict=EVERYTHING_OFF, train__run="second", **ROOMY
-        )
+        train = {**SETTINGS["train"], "run": "second", "steps": 20, "evaluate": {"tokens": 512}}
+        second = TrainPipeline(ground.again(tmp_path, evict=EVERYTHING_OFF, plan={}, train=train))
         supervisor = second.start()
         wait_until(
             lambda: "bringing back" in second.data.status(TRAIN_SUPERVISOR).get("doing", ""),

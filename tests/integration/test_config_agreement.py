@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,10 @@ from stoker.corpus.records.dataset import DatasetPin
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import write_record
 from stoker.supervise.run.record import Identity, RunRecord
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, Template, make_pipeline
 from support.text import documents, write_parquet
 from support.waiting import LONG_S
 
-STOKER = str(Path(sys.executable).parent / "stoker")
 Edit = Callable[[dict[str, Any]], None]
 
 
@@ -41,18 +38,11 @@ def begun(pipeline: DataPipeline, pin: DatasetPin) -> None:
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> DataPipeline:
-    """Two files, their shard sets, and a run that has begun."""
-    pipeline = make_pipeline(tmp_path_factory.mktemp("agree"), train__start_when={"tokens": 1000})
-    for number in range(2):
-        write_parquet(pipeline.source / f"{number}.parquet", documents(150, seed=number), seed=number)
-    pipeline.drain()
+def pipeline(drained: Template, tmp_path_factory: pytest.TempPathFactory) -> DataPipeline:
+    """Shard sets, and a run that has begun."""
+    pipeline = drained.copy(tmp_path_factory.mktemp("agree"), train__start_when={"tokens": 1000})
     begun(pipeline, pipeline.pin())
     return pipeline
-
-
-def ended(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
 
 
 def edited(pipeline: DataPipeline, edit: Edit) -> None:
@@ -67,48 +57,60 @@ def test_what_is_right_is_right_for_the_check(
     assert exit_code(["config", "check", str(pipeline.file)]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("edit", "told", "daemon"),
-    [
-        (lambda body: body["tokenizer"]["train"].update(vocab_size=500), "is pinned to {", STAGE_SHARD),
-        (lambda body: body["dataset"].update(text_column="id"), "pinned to build", STAGE_SHARD),
-        (
-            lambda body: body["dataset"].update(version=2),
-            "dataset_version is 1 in",
-            TRAIN_SUPERVISOR,
-        ),
-        (lambda body: body["stage"].update(free_floor="900TiB"), "to stay free on a hot disk", STAGE_SHARD),
-        (lambda body: body["train"]["model"].update(layers=2), "layers is 1 in its newest checkpoint", None),
-        (lambda body: body["train"]["model"].update(qk_norm=True), "qk_norm is false in its newest", None),
-        (
-            lambda body: body["train"].update(optimizer={"name": "muon"}),
+def other_data(body: dict[str, Any]) -> None:
+    body["tokenizer"]["train"].update(vocab_size=500)
+    body["dataset"].update(text_column="id")
+    body["stage"].update(free_floor="900TiB")
+
+
+def other_run(body: dict[str, Any]) -> None:
+    body["dataset"].update(version=2)
+
+
+def other_model(body: dict[str, Any]) -> None:
+    body["train"]["model"].update(layers=2, qk_norm=True)
+    body["train"].update(optimizer={"name": "muon"})
+
+
+WRONG: dict[Edit, tuple[str | None, list[str]]] = {
+    other_data: (STAGE_SHARD, ["is pinned to {", "pinned to build", "to stay free on a hot disk"]),
+    other_run: (TRAIN_SUPERVISOR, ["dataset_version is 1 in"]),
+    other_model: (
+        None,
+        [
+            "layers is 1 in its newest checkpoint",
+            "qk_norm is false in its newest",
             "checkpoint was made with adamw, not muon",
-            None,
-        ),
-    ],
-)
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", WRONG, ids=lambda edit: edit.__name__)
 def test_what_is_wrong_is_wrong_for_the_check_the_run_and_the_daemon_it_concerns(
-    pipeline: DataPipeline, edit: Edit, told: str, daemon: str | None, capsys: pytest.CaptureFixture[str]
+    pipeline: DataPipeline, edit: Edit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = pipeline.file.read_text()
     edited(pipeline, edit)
+    daemon, told = WRONG[edit]
     try:
-        assert exit_code(["config", "check", str(pipeline.file)]) == 78
-        assert told in capsys.readouterr().err
-        assert exit_code(["run", "--until-done", str(pipeline.file)]) == 78
-        assert told in capsys.readouterr().err
+        for command in (["config", "check"], ["run", "--until-done"]):
+            assert exit_code([*command, str(pipeline.file)]) == 78
+            said = capsys.readouterr().err
+            assert [words for words in told if words not in said] == []
         if daemon is not None:
             refused = pipeline.once(daemon, LONG_S)
             assert refused.returncode == 78, refused.stderr
-            assert told in refused.stderr
+            assert any(words in refused.stderr for words in told)
     finally:
         pipeline.file.write_text(right)
 
 
-def test_a_source_without_the_text_column_is_refused_before_anything_is_quarantined(tmp_path: Path) -> None:
+def test_a_source_without_the_text_column_is_refused_before_anything_is_quarantined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pipeline = make_pipeline(tmp_path, dataset__text_column="body")
     write_parquet(pipeline.source / "0.parquet", documents(10))
-    refused = ended(STOKER, "run", "--until-done", str(pipeline.file))
-    assert refused.returncode == 78
-    assert "dataset.text_column: none of 1 files has it" in refused.stderr
+    assert exit_code(["run", "--until-done", str(pipeline.file)]) == 78
+    assert "dataset.text_column: none of 1 files has it" in capsys.readouterr().err
     assert not pipeline.pipeline.layout.quarantine.exists()

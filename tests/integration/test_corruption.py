@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos.driver import run_scenario
-from chaos.scenarios.corruption import CorruptionScenario
+from chaos.scenarios.corruption import Batch
+from support.damage import plan_damage
 
 
 @pytest.mark.parametrize("files", [5, pytest.param(30, marks=pytest.mark.long)])
 def test_damaged_files_end_as_what_they_decode_to_or_in_quarantine(tmp_path: Path, files: int) -> None:
-    report = run_scenario(CorruptionScenario(), kills=files, seed=1, directory=tmp_path)
-    print(report.table())
-    assert len(report.hits) == files
-    assert any("quarantined" in str(hit.phase) for hit in report.hits)
+    batch = Batch(tmp_path, plan_damage(files, seed=1), seed=1)
+    batch.run()
+    fates = batch.judge()
+    assert len(fates) == files
+    assert any("quarantined" in fate for fate in fates.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import email
 import hashlib
 import json
 import os
@@ -13,30 +12,27 @@ import shutil
 import signal
 import subprocess
 import time
-import urllib.request
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.records.sources import Source, write_source
+from stoker.corpus.records.sources import PUBLISHED, Source, write_source
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.kit.lock import Lock, read_holder
-from stoker.kit.process import children_tree, signal_process
+from stoker.kit.process import ProcessId, children_tree, signal_process
 from stoker.kit.workers.parent import Worker
-from stoker.shards.format.proof import prove_set
 from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD
 from stoker.store.record import read_record
 from stoker.store.requests import file_request, read_outcome
-from support.downloads import stoker
 from support.halting import halts_at
 from support.litter import litter_requests
-from support.parquet import flip_page, truncate, write_columns, write_fineweb
+from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, Template, make_pipeline
-from support.processes import ENDING_S, stop_worker, wait_gone
-from support.waiting import LONG_S, wait_until
+from support.processes import ENDING_S, RunningDaemon, stop_worker, wait_gone
+from support.waiting import wait_until
 
 HEAVY = re.compile(r"torch|arrow|numpy|tokenizers|xxhash|safetensors")
 
@@ -49,12 +45,31 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def fingerprint(folder: Path) -> dict[str, tuple[str, int]]:
-    """Content and modification time of every file."""
-    return {
-        file.name: (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns)
-        for file in sorted(folder.iterdir())
-    }
+def child_of(pid: int, word: str) -> ProcessId:
+    """The child of a daemon whose command has that word."""
+    return next(each for each in children_tree(pid) if word in command_of(each.pid))
+
+
+def no_litter_stops_it(data: DataPipeline, daemon: str) -> None:
+    """Whatever lies in its requests, a good one is answered."""
+    layout = data.pipeline.layout
+    litter_requests(layout.requests(daemon))
+    request = file_request(layout, daemon, "shout", {})
+    wait_until(lambda: read_outcome(layout, request), what="the answer")
+    assert "refused" in (read_outcome(layout, request) or {}), "it was read"
+    left = [file.name for file in layout.requests(daemon).iterdir()]
+    assert all(name.startswith(".tmp-") for name in left), left
+    reasons = [read_record(file) for file in layout.quarantine.glob("record-*/reason.json")]
+    assert len([one for one in reasons if one["path"].endswith("\\udcff.json")]) == 1
+
+
+def hang_up(data: DataPipeline, daemon: RunningDaemon, name: str, key: str, *words: str) -> None:
+    """Change the file under a daemon and send it SIGHUP; it has to begin again."""
+    data.file.write_text(data.file.read_text().replace(*words))
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: daemon.said().count("event=daemon_ready") == 2, what="READY again")
+    (reloaded,) = data.events(name, "reloaded")
+    assert reloaded["changed"] == [key]
 
 
 def with_files(tmp_path: Path, count: int = 2, **changes: object) -> DataPipeline:
@@ -66,136 +81,127 @@ def with_files(tmp_path: Path, count: int = 2, **changes: object) -> DataPipelin
 
 
 class TestDownloadWatchdog:
-    def test_it_gives_receipts_and_notices_what_changes_vanishes_or_is_disputed(self, tmp_path: Path) -> None:
-        data = with_files(tmp_path, 3, stage__settle="1s")
+    def test_it_gives_receipts_and_notices_what_changes_vanishes_moves_or_is_disputed(
+        self, tmp_path: Path
+    ) -> None:
+        data, folder = with_files(tmp_path, 3), tmp_path / "moved"
+        layout = data.pipeline.layout
+        data.receive()
+        layout.listing("prose").unlink()
+        before = data.receipts()
+        damaged = layout.receipt("prose", "000.parquet")
+        damaged.write_bytes(damaged.read_bytes()[:-20])
         (data.source / "link.parquet").symlink_to(data.source / "000.parquet")
         (data.source / "coming.parquet.incomplete").write_bytes(b"half")
-        daemon = data.start("download_watchdog")
+        away = data.source.rename(tmp_path / "away")
+        data = make_pipeline(tmp_path, stage__settle="1s", dataset__source__path=str(folder))
+        events = partial(data.events, DOWNLOAD_WATCHDOG)
+        daemon = data.start(DOWNLOAD_WATCHDOG)
         try:
-            wait_until(lambda: len(data.receipts()) == 3, what="three receipts")
+            told = wait_until(lambda: events("source_unavailable"), what="the word")
+            assert str(folder) in told[0]["reason"]
+            signal_process(child_of(daemon.pid, "lister"), signal.SIGKILL)
+            wait_until(lambda: events("lister_failed"), what="the loss")
+            away.rename(folder)
+            wait_until(lambda: events("listing_complete"), what="a complete listing")
+            assert events("source_available")
+            assert events("record_damaged"), "and written again"
             first = data.receipts()
-            for path, receipt in first.items():
-                content = (data.source / path).read_bytes()
-                assert (receipt.sha256, receipt.size) == (hashlib.sha256(content).hexdigest(), len(content))
-            wait_until(
-                lambda: data.events("download_watchdog", "listing_complete"), what="a complete listing"
-            )
-            assert [e["path"] for e in data.events("download_watchdog", "source_refused")] == ["link.parquet"]
+            assert first == {
+                path: replace(receipt, file=str(folder / path)) for path, receipt in before.items()
+            }
+            assert [event["path"] for event in events("source_refused")] == ["link.parquet"]
 
-            write_fineweb(data.source / "001.parquet", 160, seed=9)
-            changed = wait_until(
-                lambda: data.events("download_watchdog", "source_changed"), what="the change"
-            )
+            write_fineweb(folder / "001.parquet", 160, seed=9)
+            changed = wait_until(lambda: events("source_changed"), what="the change")
             assert [event["path"] for event in changed] == ["001.parquet"]
             assert data.receipts()["001.parquet"].sha256 != first["001.parquet"].sha256
 
-            (data.source / "002.parquet").unlink()
-            wait_until(lambda: data.events("download_watchdog", "source_vanished"), what="the loss")
+            (folder / "002.parquet").unlink()
+            wait_until(lambda: events("source_vanished"), what="the loss")
             assert "002.parquet" in data.receipts()
 
             args = {"path": "000.parquet", "sha256": first["000.parquet"].sha256}
-            asked = file_request(data.pipeline.layout, DOWNLOAD_WATCHDOG, "dispute", args)
-            wait_until(lambda: data.events("download_watchdog", "file_reverified"), what="another look")
-            assert read_outcome(data.pipeline.layout, asked) == {"receipt": "disputed"}
+            looks = len(events("file_reverified"))
+            asked = file_request(layout, DOWNLOAD_WATCHDOG, "dispute", args)
+            wait_until(lambda: len(events("file_reverified")) > looks, what="another look")
+            assert read_outcome(layout, asked) == {"receipt": "disputed"}
             assert data.receipts()["000.parquet"].state == "verified"
+            self.grows_until_it_is_quiet(data, folder / "a.parquet")
+            listed = data.listed()
+            for file in folder.iterdir():
+                file.unlink()
+            wait_until(
+                lambda: "is empty but" in events("source_unavailable")[-1]["reason"], what="the finding"
+            )
         finally:
             assert daemon.stop() == 0
-        assert [e["event"] for e in data.events("download_watchdog")].count("source_vanished") == 1
+        assert data.listed() == listed, "a folder that is suddenly empty is taken for unmounted"
+        assert len(events("source_vanished")) == 1
 
-    def test_it_waits_for_a_folder_that_is_not_there_and_starts_another_lister_for_a_dead_one(
-        self, tmp_path: Path
-    ) -> None:
-        data = with_files(tmp_path, 1)
-        data.source.rename(tmp_path / "away")
-        daemon = data.start("download_watchdog")
-        try:
-            told = wait_until(lambda: data.events("download_watchdog", "source_unavailable"), what="the word")
-            assert str(data.source) in told[0]["reason"]
-            lister = next(each for each in children_tree(daemon.pid) if "lister" in command_of(each.pid))
-            signal_process(lister, signal.SIGKILL)
-            wait_until(lambda: data.events("download_watchdog", "lister_failed"), what="the loss")
-            (tmp_path / "away").rename(data.source)
-            wait_until(data.receipts, what="the receipt")
-            assert data.events("download_watchdog", "source_available")
-        finally:
-            assert daemon.stop() == 0
-
-    def test_a_file_still_being_written_gets_no_receipt_before_it_is_quiet(self, tmp_path: Path) -> None:
-        data = make_pipeline(tmp_path, stage__settle="1s")
-        growing = data.source / "a.parquet"
-        daemon = data.start("download_watchdog")
+    @staticmethod
+    def grows_until_it_is_quiet(data: DataPipeline, growing: Path) -> None:
+        """A file that is still being written gets no receipt."""
 
         def receipt_of() -> str | None:
-            receipt = data.receipts().get("a.parquet")
+            receipt = data.receipts().get(growing.name)
             return receipt and receipt.sha256
 
         def content() -> str:
             return hashlib.sha256(growing.read_bytes()).hexdigest()
 
-        try:
-            for number in range(4):
-                written = time.monotonic()
-                with growing.open("ab") as stream:
-                    stream.write(bytes([number]) * 1000)
-                size = growing.stat().st_size
-                wait_until(lambda: data.listed().get("a.parquet") == size, what="the next look")  # noqa: B023
-                # Where this test was kept waiting, the file was quiet for so long indeed.
-                assert receipt_of() != content() or time.monotonic() - written >= 1.0
-            wait_until(lambda: receipt_of() == content(), what="the receipt")
-        finally:
-            daemon.stop()
+        for number in range(3):
+            written = time.monotonic()
+            with growing.open("ab") as stream:
+                stream.write(bytes([number]) * 1000)
+            size = growing.stat().st_size
+            wait_until(lambda: data.listed().get(growing.name) == size, what="the next look")  # noqa: B023
+            # Where this test was kept waiting, the file was quiet for so long indeed.
+            assert receipt_of() != content() or time.monotonic() - written >= 1.0
+        wait_until(lambda: receipt_of() == content(), what="the receipt")
 
-    def test_files_that_did_not_change_for_so_long_are_read_at_first_sight(self, tmp_path: Path) -> None:
-        library = Path(email.__file__).parent  # files that nobody touched for a while
-        age_s = time.time() - max(file.stat().st_ctime for file in library.glob("*.py"))
-        if age_s < 4 * LONG_S:
-            pytest.skip("this Python was installed just now")
-        source = {"kind": "folder", "path": str(library), "include": ["*.py"]}
-        data = make_pipeline(tmp_path, dataset__source=source, stage__settle=f"{age_s / 2:.0f}s")
-        daemon = data.start("download_watchdog")
-        try:
-            wait_until(lambda: data.events("download_watchdog", "listing_complete"), what="all receipts")
-        finally:
-            daemon.stop()
-        assert "event=files_settle" not in daemon.said()
-
-    def test_nobody_wonders_why_nothing_begins(self, tmp_path: Path) -> None:
+    def test_nobody_wonders_why_nothing_begins_and_a_hangup_has_it_begin_again_with_the_file_as_it_is_now(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         data = make_pipeline(tmp_path, stage__settle="1h")
-        daemon = data.start("download_watchdog")
+        daemon = data.start(DOWNLOAD_WATCHDOG)
 
-        def warned(word: str) -> list[str]:
-            events = data.events("download_watchdog", "source_unavailable")
-            return [e["reason"] for e in events if e["level"] == "warning" and word in e["reason"]]
-
-        def is_shown(words: str) -> None:
+        def is_shown(words: str, *, warned: bool = True) -> None:
             wait_until(
                 lambda: re.search(words, data.status(DOWNLOAD_WATCHDOG).get("text", "")), what="the status"
             )
-            assert re.search(words, stoker("status", data.file).stdout)
+            assert exit_code(["status", str(data.file)]) is not None
+            assert re.search(words, capsys.readouterr().out)
+            events = data.events(DOWNLOAD_WATCHDOG, "source_unavailable")
+            warnings = [event["reason"] for event in events if event["level"] == "warning"]
+            assert any(re.search(words, reason) for reason in warnings) is warned
 
         try:
-            wait_until(lambda: warned("holds no file that matches *.parquet"), what="the warnings")
+            no_litter_stops_it(data, DOWNLOAD_WATCHDOG)
             is_shown("holds no file that matches")
             write_fineweb(data.source / "a.parquet", 20)
             settles = r"1 file settles \(stage.settle: 1 h\), .* left until the first is read"
-            is_shown(settles)
+            is_shown(settles, warned=False)
             assert re.search(settles, daemon.said())
-            data.source.rename(tmp_path / "away")
-            wait_until(lambda: warned("is not there; mount it"), what="the warnings")
+            away = data.source.rename(tmp_path / "away")
             is_shown("is not there; mount it")
+            away.rename(data.source)
+            hang_up(data, daemon, DOWNLOAD_WATCHDOG, "stage.settle", "settle: 1h", "settle: 0s")
+            wait_until(data.receipts, what="the receipt")
         finally:
-            daemon.stop()
+            assert daemon.stop() == 0
 
-    def test_once_refuses_a_missing_folder_with_a_sentence_and_drains_an_empty_one(
-        self, tmp_path: Path
-    ) -> None:
+    def test_once_refuses_a_missing_folder_with_a_sentence(self, tmp_path: Path) -> None:
         data = make_pipeline(tmp_path)
-        assert data.once("download_watchdog").returncode == 0
         data.source.rmdir()
-        ended = data.once("download_watchdog")
+        ended = data.once(DOWNLOAD_WATCHDOG)
         assert ended.returncode == 69
         assert f"the source folder {data.source} is not there" in ended.stderr
         assert "Traceback" not in ended.stderr
+
+    @pytest.mark.long
+    def test_once_drains_an_empty_folder(self, tmp_path: Path) -> None:
+        assert make_pipeline(tmp_path).once(DOWNLOAD_WATCHDOG).returncode == 0
 
     @pytest.mark.parametrize(
         ("link", "to", "key"),
@@ -214,144 +220,42 @@ class TestDownloadWatchdog:
         data.pipeline.hot.mkdir(exist_ok=True)  # as the stage-shard loop leaves it
         Lock.acquire(data.pipeline.hot_layout.owner_lock, purpose=data.pipeline.owner).release()
         assert exit_code(["config", "check", str(data.file)]) == 78
-        ended = data.once("download_watchdog")
-        assert ended.returncode == 78
-        for told in (capsys.readouterr().err, ended.stderr):
+        said = [capsys.readouterr().err]
+        if link == "source":
+            ended = data.once(DOWNLOAD_WATCHDOG)
+            assert ended.returncode == 78
+            said.append(ended.stderr)
+        for told in said:
             assert key in told
             assert "lies inside" in told
             assert "Traceback" not in told
         assert not data.receipts()
 
-    def test_a_folder_that_is_suddenly_empty_is_taken_for_unmounted(self, tmp_path: Path) -> None:
-        data = with_files(tmp_path)
-        data.receive()
-        listed = data.listed()
-        for file in data.source.iterdir():
-            file.unlink()
-        ended = data.once("download_watchdog")
-        assert ended.returncode == 69
-        assert "mount it" in ended.stderr
-        assert data.listed() == listed
-
-    def test_a_damaged_receipt_is_set_aside_and_written_again(self, tmp_path: Path) -> None:
-        data = with_files(tmp_path)
-        data.receive()
-        good = data.receipts()
-        record = data.pipeline.layout.receipt("prose", "001.parquet")
-        record.write_bytes(record.read_bytes()[:-20])
-        assert data.once("download_watchdog").returncode == 0
-        assert data.receipts() == good
-        assert data.events("download_watchdog", "record_damaged")
-
 
 class TestStageShard:
-    def test_the_tokenizers_training_is_shown_with_its_share(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_a_hangup_for_another_column_has_files_looked_at_again_and_the_tokenizers_training_is_shown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        data = with_files(tmp_path, 1)
+        data = with_files(tmp_path, dataset__text_column="body")
         data.receive()
         for name, value in halts_at(tmp_path / "halts", [100]).items():
             monkeypatch.setenv(name, value)
-        daemon = data.start("stage_shard")
+        daemon = data.start(STAGE_SHARD)
         try:
+            wait_until(lambda: list(data.states().values()) == ["quarantined"] * 2, what="the refusal")
+            words = ("text_column: body", "text_column: text")
+            hang_up(data, daemon, STAGE_SHARD, "dataset.text_column", *words)
             told = "training the tokenizer: its text is read, the vocabulary is made of it"
             wait_until(lambda: data.status().get("text", "").startswith(told), what="the status")
             assert data.status()["tokenizer_percent"] == 100
-            assert told in stoker("status", data.file).stdout
+            assert exit_code(["status", str(data.file)]) is not None
+            assert told in capsys.readouterr().out
             assert "event=tokenizer_training" in daemon.said()
+            wait_until(lambda: list(data.states().values()) == ["staged"] * 2, what="good files")
         finally:
             daemon.kill()
 
-    def test_good_files_are_built_and_bad_ones_named_with_the_source_folder_untouched(
-        self, tmp_path: Path
-    ) -> None:
-        data = with_files(tmp_path, dataset__filters={"min_chars": 20, "at_least": {"language_score": 0.7}})
-        folder = data.source
-        shutil.copy(folder / "001.parquet", folder / "copy.parquet")
-        # Its footer is whole, and it is the first that the tokenizer would be trained on.
-        flip_page(write_fineweb(folder / "000-cursed.parquet", 200, seed=7, row_group=50), row_group=2)
-        truncate(write_fineweb(folder / "cut.parquet", 60, seed=8))
-        write_columns(folder / "bare.parquet", text=pa.array(["no score here at all, sadly enough"] * 30))
-        (folder / "readme.parquet").write_text("not parquet at all")
-        before = fingerprint(folder)
-
-        assert data.once("download_watchdog").returncode == 0
-        data.build()
-
-        states = data.states()
-        assert sorted(states.pop(twin) for twin in ("001.parquet", "copy.parquet")) == [
-            "duplicate",
-            "released",
-        ]
-        assert states == {
-            "000.parquet": "released",
-            **dict.fromkeys(
-                ("000-cursed.parquet", "bare.parquet", "cut.parquet", "readme.parquet"), "quarantined"
-            ),
-        }
-        reasons = data.reasons()
-        assert {path: each["reason"] for path, each in reasons.items()} == {
-            "000-cursed.parquet": "page_corrupt",
-            "bare.parquet": "missing_column",
-            "cut.parquet": "truncated",
-            "readme.parquet": "not_parquet",
-        }
-        cursed = reasons["000-cursed.parquet"]
-        assert (cursed["row_group"], cursed["column"]) == (2, "text")
-        pin = data.pin()
-        assert pin.complete
-        assert len(pin.listing) == 7
-        assert pin.tokenizer_trained_on[0][0] == "000.parquet"
-        for source in data.sources().values():
-            if source.state == "released":
-                proof = prove_set(data.pipeline.hot_layout.shard_set("prose", source.key), key=source.key)
-                assert (proof.verdict, proof.manifest_sha256) == ("proven", source.manifest_sha256)
-                assert proof.manifest.books.to_mapping() == source.books.to_mapping()
-        assert fingerprint(folder) == before
-        assert not list(data.pipeline.hot_layout.parquet.iterdir())
-        assert not list(data.pipeline.hot_layout.building.iterdir())
-        again = data.once("stage_shard")
-        assert again.returncode == 0
-        assert "2 files built" in again.stderr
-        assert "4 quarantined" in again.stderr
-
-    def test_files_quarantined_for_a_column_are_looked_at_again_when_another_is_configured(
-        self, tmp_path: Path
-    ) -> None:
-        data = with_files(tmp_path, dataset__text_column="body")
-        data.drain()
-        assert set(data.states().values()) == {"quarantined"}
-        assert "quarantined" in data.once("stage_shard").stderr
-        assert set(data.states().values()) == {"quarantined"}
-
-        data.file.write_text(data.file.read_text().replace("text_column: body", "text_column: text"))
-        data.drain()
-
-        assert set(data.states().values()) == {"released"}
-
-    def test_a_given_tokenizer_is_frozen_as_it_is(self, drained: Template, tmp_path: Path) -> None:
-        frozen = drained.made.pipeline.layout.tokenizer("prose", 1)
-        data = drained.again(tmp_path, tokenizer={"file": str(frozen)})
-        data.drain()
-        assert data.pin().tokenizer_trained_on is None
-        assert data.pin().build_id == drained.made.pin().build_id
-        assert data.sets() == drained.made.sets()
-
-    def test_a_second_pipeline_on_the_same_hot_directory_is_refused_by_name(
-        self, drained: Template, tmp_path: Path
-    ) -> None:
-        data = drained.copy(tmp_path)
-        daemon = data.start("stage_shard")
-        try:
-            other = make_pipeline(tmp_path / "other", name="second", hot=str(data.pipeline.hot))
-            ended = other.once("stage_shard")
-            assert ended.returncode == 75
-            assert f"pipeline {data.pipeline.name}" in ended.stderr
-        finally:
-            assert daemon.stop() == 0
-        assert read_holder(data.pipeline.hot_layout.owner_lock) is None
-
-    def test_lost_and_damaged_things_are_made_again_byte_for_byte(
+    def test_lost_and_damaged_things_are_made_again_byte_for_byte_once_hot_is_mounted(
         self, drained: Template, tmp_path: Path
     ) -> None:
         data = drained.copy(tmp_path)
@@ -367,57 +271,45 @@ class TestStageShard:
         (hot.building / "0123456789abcdef").mkdir(parents=True)
         (hot.parquet / ".tmp-left.parquet").write_bytes(b"half")
         was = two.stat().st_ino
+        disk = data.pipeline.hot.rename(tmp_path / "disk")
+        data.pipeline.hot.mkdir()  # the mount point
 
-        ended = data.once("stage_shard")
-
-        assert ended.returncode == 0, ended.stderr
-        assert data.sets() == sets
-        # What its record forgot of the second, its set does not tell: which engine was found right for it.
-        forgot = {"001.parquet": replace(sources["001.parquet"], engine=None)}
-        assert data.sources() == {**sources, **forgot}
-        assert data.pin().build_id == pin.build_id
-        assert two.stat().st_ino == was
-        assert len(data.events("stage_shard", "shard_set_invalid")) == 1
-        assert not list(hot.building.iterdir())
-        assert not list(hot.parquet.iterdir())
-        assert list(layout.quarantine.glob(f"shards-*/{three.name}/manifest.json"))
-
-    def test_a_pin_that_is_not_there_any_more_is_made_of_the_tokenizer_that_is(
-        self, drained: Template, tmp_path: Path
-    ) -> None:
-        data = drained.copy(tmp_path)
-        sets, pin = data.sets(), data.pin()
-        data.pipeline.layout.dataset("prose").unlink()
-        ended = data.once("stage_shard")
-        assert ended.returncode == 0, ended.stderr
-        assert data.sets() == sets
-        assert (data.pin().build_id, data.pin().complete) == (pin.build_id, True)
-
-    def test_an_empty_folder_where_hot_was_is_taken_for_unmounted_until_told_otherwise(
-        self, drained: Template, tmp_path: Path
-    ) -> None:
-        data = drained.copy(tmp_path)
-        sets, states, hot = data.sets(), data.states(), data.pipeline.hot
-        hot.rename(tmp_path / "disk")
-        hot.mkdir()
-        daemon = data.start("stage_shard")
+        daemon = data.start(STAGE_SHARD)
         try:
-            wait_until(lambda: data.events("stage_shard", "list_failed"), what="the finding")
-            found = data.events("stage_shard", "list_failed")[-1]["reason"]
+            wait_until(lambda: data.events(STAGE_SHARD, "list_failed"), what="the finding")
+            found = data.events(STAGE_SHARD, "list_failed")[-1]["reason"]
             assert "lock is not there or is another; mount" in found
-            remedy = found.split("`")[1]
-            assert not list(hot.iterdir())
-            hot.rmdir()
-            (tmp_path / "disk").rename(hot)
-            wait_until(lambda: read_holder(data.pipeline.hot_layout.owner_lock), what="hot owned again")
+            assert not list(data.pipeline.hot.iterdir())
+            data.pipeline.hot.rmdir()
+            disk.rename(data.pipeline.hot)
+            wait_until(lambda: read_holder(hot.owner_lock), what="hot owned again")
+            other = make_pipeline(tmp_path / "other", name="second", hot=str(data.pipeline.hot))
+            ended = other.once(STAGE_SHARD)
+            assert ended.returncode == 75
+            assert f"pipeline {data.pipeline.name}" in ended.stderr
+            wait_until(lambda: list(data.states().values()) == ["released"] * 3, what="what was lost")
+            wait_until(lambda: data.pin().complete, what="the pin")
+            no_litter_stops_it(data, STAGE_SHARD)
         finally:
             assert daemon.stop() == 0
-        assert (data.sets(), data.states()) == (sets, states)
-        shutil.rmtree(hot)
-        subprocess.run(["sh", "-c", remedy], check=True)  # what it held is lost
-        ended = data.once("stage_shard")
-        assert ended.returncode == 0, ended.stderr
-        assert (data.sets(), data.states()) == (sets, states)
+        assert read_holder(hot.owner_lock) is None
+        assert data.sets() == sets
+        # What its record forgot of the second, its set does not tell: which engine was found right for it.
+        sources["001.parquet"] = replace(sources["001.parquet"], engine=None)
+        assert data.sources() == sources
+        assert data.pin().build_id == pin.build_id
+        assert two.stat().st_ino == was
+        assert len(data.events(STAGE_SHARD, "shard_set_invalid")) == 1
+        assert not [*hot.building.iterdir(), *hot.parquet.iterdir()]
+        assert list(layout.quarantine.glob(f"shards-*/{three.name}/manifest.json"))
+
+        shutil.rmtree(data.pipeline.hot)
+        layout.dataset("prose").unlink()  # it is made of the tokenizer that is there
+        subprocess.run(["sh", "-c", found.split("`")[1]], check=True)  # what hot held is lost
+        ended = data.once(STAGE_SHARD)
+        assert (ended.returncode, "drained" in ended.stderr) == (0, True), ended.stderr
+        assert (data.sets(), set(data.states().values())) == (sets, {"released"})
+        assert (data.pin().build_id, data.pin().complete) == (pin.build_id, True)
 
     def test_hot_that_is_swapped_for_another_folder_ends_its_lister(self, tmp_path: Path) -> None:
         hot = tmp_path / "hot"
@@ -443,26 +335,6 @@ class TestStageShard:
         assert (ended.kind, ended.code) == ("failed", 69)
         assert said.count("seen") == 1
 
-    def test_a_duplicate_takes_the_place_of_an_original_that_lost_set_and_file(
-        self, drained: Template, tmp_path: Path
-    ) -> None:
-        data = drained.copy_with_source(tmp_path)
-        shutil.copy(data.source / "000.parquet", data.source / "twin.parquet")
-        data.drain()
-        sets = data.sets()
-        assert data.states()["twin.parquet"] == "duplicate"
-        (data.source / "000.parquet").unlink()
-        original = data.sources()["000.parquet"]
-        shutil.rmtree(data.pipeline.hot_layout.shard_set("prose", original.key))
-        data.drain()
-        assert data.states() == {
-            "000.parquet": "duplicate",
-            "001.parquet": "released",
-            "002.parquet": "released",
-            "twin.parquet": "released",
-        }
-        assert data.sets() == sets
-
 
 def see_the_builders_end(data: DataPipeline, pid: int) -> None:
     """The idle builders are counted with what they used, which stays when they have ended."""
@@ -485,40 +357,39 @@ def see_the_builders_end(data: DataPipeline, pid: int) -> None:
     assert int(first["daemon_pss_bytes"]) > 5 << 20 and int(first["state_free_bytes"]) > 0
 
 
-def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path)
-    daemons = {name: data.start(name) for name in ("download_watchdog", "stage_shard")}
+def test_later_files_join_while_both_daemons_stay_small_and_light(drained: Template, tmp_path: Path) -> None:
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
+    write_fineweb(data.source / "a.parquet", 100, seed=0)
+    daemons = {name: data.start(name) for name in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
     try:
-        for number in range(2):
-            write_fineweb(data.source / f"{number:03d}.parquet", 150, seed=number)
-        wait_until(lambda: list(data.states().values()) == ["released"] * 2, what="two sets")
+        wait_until(lambda: data.states().get("a.parquet") in PUBLISHED, what="the first set")
+        for number, name in enumerate("cb"):
+            write_fineweb(data.source / f"{name}.parquet", 100, seed=1 + number)
+        wait_until(lambda: list(data.states().values()) == ["released"] * 3, what="the later ones")
         wait_until(lambda: data.pin().complete, what="the complete pin")
-        listers = [
-            process
-            for daemon in daemons.values()
-            for process in children_tree(daemon.pid)
-            if "lister_worker" in command_of(process.pid)
-        ]
-        assert len(listers) == 2
-        for pid in [*(daemon.pid for daemon in daemons.values()), *(lister.pid for lister in listers)]:
+        assert data.pin().listing == ("a.parquet", "b.parquet", "c.parquet")
+        body = wait_until(
+            lambda: data.status() if data.status()["files_done"] == 3 else {}, what="the status"
+        )
+        assert (body["files_of"], body["bytes_done"], body["eta_s"]) == (3, body["bytes_of"], None)
+        listers = [child_of(daemon.pid, "lister_worker").pid for daemon in daemons.values()]
+        for pid in [*(daemon.pid for daemon in daemons.values()), *listers]:
             status = Path(f"/proc/{pid}/status").read_text()
             assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) <= 45 * 1024, status
             assert not HEAVY.search(Path(f"/proc/{pid}/maps").read_text())
-        holder = read_holder(data.pipeline.layout.lock("stage_shard"))
         tokens = sum(source.books.train_tokens for source in data.sources().values())
 
         def told() -> bool:
             """The records come first, and memory is measured every few seconds only."""
-            metrics = urllib.request.urlopen(f"http://{holder.extra['metrics']}/metrics").read().decode()
-            resident = float(re.search(r"\nstoker_shard_workers_rss_bytes (\S+)", metrics)[1])
+            metrics = data.metrics(STAGE_SHARD)
             return (
-                f'stoker_shard_tokens{{split="train"}} {float(tokens)}' in metrics
-                and 'stoker_shard_sources{state="released"} 2.0' in metrics
-                and resident >= 10 * 2**20  # a lister at least
+                metrics["stoker_shard_tokens", "train"] == tokens
+                and metrics["stoker_shard_sources", "released"] == 3
+                and metrics["stoker_shard_workers_rss_bytes",] >= 10 * 2**20  # a lister at least
             )
 
-        wait_until(told, what="the metrics of two sets and a lister")
-        see_the_builders_end(data, daemons["stage_shard"].pid)
+        wait_until(told, what="the metrics of three sets and a lister")
+        see_the_builders_end(data, daemons[STAGE_SHARD].pid)
         left = [process for daemon in daemons.values() for process in children_tree(daemon.pid)]
     finally:
         codes = [daemon.stop() for daemon in daemons.values()]
@@ -527,33 +398,33 @@ def test_both_daemons_stay_small_and_light_while_data_flows_through_them(tmp_pat
 
 
 @pytest.mark.root
-def test_a_full_state_disk_pauses_both_daemons_which_go_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_state_disk_pauses_both_daemons_which_go_on_when_there_is_room(
+    drained: Template, tmp_path: Path
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a small tmpfs")
-    data = make_pipeline(tmp_path)
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
     state = data.pipeline.layout.state
     state.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(state)], check=False).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     try:
-        daemons = {name: data.start(name) for name in ("download_watchdog", "stage_shard")}
+        daemons = {name: data.start(name) for name in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
         try:
-            write_fineweb(data.source / "000.parquet", 150)
+            write_fineweb(data.source / "000.parquet", 50)
             wait_until(lambda: data.states() == {"000.parquet": "released"}, what="the first set")
+            loop = daemons[STAGE_SHARD].process
+            loop.send_signal(signal.SIGSTOP)  # so that it finds a full disk with its next file
+            write_fineweb(data.source / "001.parquet", 50, seed=2)
+            wait_until(lambda: len(data.receipts()) == 2, what="its receipt")
             fill(state / "filler")
-            write_fineweb(data.source / "001.parquet", 150, seed=2)
-            wait_until(lambda: "state_unwritable" in daemons["download_watchdog"].said(), what="the pause")
+            write_fineweb(data.source / "002.parquet", 50, seed=3)
+            loop.send_signal(signal.SIGCONT)
+            for name, daemon in daemons.items():
+                wait_until(lambda: "state_unwritable" in daemon.said(), what=f"the pause of {name}")  # noqa: B023
+            assert list(data.states()) == ["000.parquet"]
             (state / "filler").unlink()
-            wait_until(lambda: list(data.states().values()) == ["released"] * 2, what="the second set")
-            fill(state / "filler")
-            one = data.sources()["000.parquet"]
-            shutil.rmtree(data.pipeline.hot_layout.shard_set("prose", one.key))
-            daemons["stage_shard"].kill()
-            daemons["stage_shard"] = data.start("stage_shard")
-            wait_until(lambda: "state_unwritable" in daemons["stage_shard"].said(), what="the other's pause")
-            (state / "filler").unlink()
-            wait_until(lambda: data.pipeline.hot_layout.shard_set("prose", one.key).exists(), what="it again")
-            wait_until(lambda: list(data.states().values()) == ["released"] * 2, what="both")
+            wait_until(lambda: list(data.states().values()) == ["released"] * 3, what="the others")
         finally:
             codes = [daemon.stop() for daemon in daemons.values()]
         assert codes == [0, 0]
@@ -631,35 +502,3 @@ def test_what_was_staged_too_early_makes_room_for_the_file_the_tokenizer_waits_f
         assert data.pin().tokenizer_trained_on == (("000.parquet", data.sources()["000.parquet"].sha256),)
     finally:
         subprocess.run(["umount", "-l", str(hot)], check=False)
-
-
-def test_whatever_lies_in_requests_no_daemon_stops_and_the_good_ones_are_answered(
-    drained: Template, tmp_path: Path
-) -> None:
-    data = drained.copy(tmp_path)
-    layout = data.pipeline.layout
-    asked = {daemon: file_request(layout, daemon, "shout", {}) for daemon in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
-    for daemon in asked:
-        litter_requests(layout.requests(daemon))
-    assert data.once("download_watchdog").returncode == 0
-    data.build()
-    for daemon, request in asked.items():
-        assert "refused" in (read_outcome(layout, request) or {}), "it was read"
-        left = [file.name for file in layout.requests(daemon).iterdir()]
-        assert all(name.startswith(".tmp-") for name in left), left
-    reasons = [read_record(file) for file in layout.quarantine.glob("record-*/reason.json")]
-    assert len([one for one in reasons if one["path"].endswith("\\udcff.json")]) == len(asked)
-
-
-@pytest.mark.parametrize("name", [DOWNLOAD_WATCHDOG, STAGE_SHARD])
-def test_a_hangup_has_a_daemon_begin_again_with_the_file_as_it_is_now(tmp_path: Path, name: str) -> None:
-    pipeline = make_pipeline(tmp_path)
-    daemon = pipeline.start(name)
-    try:
-        pipeline.file.write_text(pipeline.file.read_text().replace("settle: 0s", "settle: 7s"))
-        daemon.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: daemon.said().count("event=daemon_ready") == 2, what="READY again")
-        (reloaded,) = pipeline.events(name, "reloaded")
-        assert reloaded["changed"] == ["stage.settle"]
-    finally:
-        assert daemon.stop() == 0

@@ -12,14 +12,14 @@ from stoker.plan.log import Segment
 from stoker.shards.audit.audit import audit_sets
 from stoker.supervise.run.planner import Planner
 from support.parquet import flip_page, write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, Template, make_pipeline
 
 ROWS = 60
 
 
-def sliced(home: Path, **limit: int) -> DataPipeline:
+def sliced(home: Path, tokenizer: dict[str, str], **limit: int) -> DataPipeline:
     """Six files of 60 rows, the second one damaged, behind a limit."""
-    data = make_pipeline(home, dataset__limit=limit, shard__workers=2, tokenizer__train__train_bytes="20KB")
+    data = make_pipeline(home, dataset__limit=limit, shard__workers=2, tokenizer=tokenizer)
     if not any(data.source.iterdir()):
         for number in range(6):
             write_fineweb(data.source / f"{number}.parquet", rows=ROWS, seed=number, row_group=20)
@@ -47,10 +47,13 @@ def planned(data: DataPipeline) -> list[str]:
     return [paths[key] for key in keys]
 
 
-def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Path) -> None:
-    data = sliced(tmp_path, rows=ROWS + 1)
+def test_a_slice_takes_whole_files_and_grows_with_its_limit(drained: Template, tmp_path: Path) -> None:
+    data = sliced(tmp_path, drained.tokenizer, files=2)
     assert data.once("download_watchdog").returncode == 0
-    data.build()
+    assert set(data.receipts()) == {"0.parquet", "1.parquet"} == set(data.listed()), "no more is hashed"
+
+    data = sliced(tmp_path, drained.tokenizer, rows=ROWS + 1)
+    data.drain()
     # 0 has 60 rows, 1 is damaged and counts nothing, 2 reaches the limit.
     assert listed(data) == (["0", "1", "2"], True)
     open_ = {path for path, state in data.states().items() if state not in TERMINAL}
@@ -64,24 +67,14 @@ def test_a_slice_by_rows_takes_whole_files_and_grows_with_its_limit(tmp_path: Pa
     write_pin(data.pipeline.layout, pin)
     before = data.sets()
 
-    data = sliced(tmp_path, rows=4 * ROWS)
+    data = sliced(tmp_path, drained.tokenizer, files=5)
     assert data.once("stage_shard").returncode == 0
     assert listed(data) == (["0", "1", "2", "3", "4"], True)
     assert before.items() <= data.sets().items()
     assert audit_sets(data.pipeline).findings == ()
 
-    data = sliced(tmp_path, rows=1)
+    data = sliced(tmp_path, drained.tokenizer, rows=1)
     assert data.once("stage_shard").returncode == 0
     assert listed(data) == (["0", "1", "2", "3", "4"], True)
     assert [event["files"] for event in data.events("stage_shard", "limit_below_slice")] == [4]
-    assert audit_sets(data.pipeline).findings == ()
-
-
-def test_a_slice_by_files_lists_and_hashes_no_more(tmp_path: Path) -> None:
-    data = sliced(tmp_path, files=2)
-    assert data.once("download_watchdog").returncode == 0
-    data.build()
-    assert listed(data) == (["0", "1"], True)
-    assert set(data.receipts()) == {"0.parquet", "1.parquet"} == set(data.listed())
-    assert data.states() == {"0.parquet": "released", "1.parquet": "quarantined"}
     assert audit_sets(data.pipeline).findings == ()

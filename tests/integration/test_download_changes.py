@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.store.layout import LANDING_LOCK
 from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401 - found by their names
 from support.loopback_hub import LoopbackHub, noise
@@ -36,25 +38,51 @@ def replace_file(hub: LoopbackHub, name: str, content: bytes) -> None:
     hub.put(name, content, repo="urls")
 
 
-def test_content_listed_anew_while_the_old_is_on_its_way_is_fetched(hub: LoopbackHub, tmp_path: Path) -> None:
-    old, new = noise(SIZE, 1), noise(SIZE, 2)
+def test_a_list_of_urls_is_read_again_when_it_changes_and_what_is_listed_anew_comes(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    files = {name: noise(50_000, number) for number, name in enumerate(("l0.bin", "l1.bin", "late.bin"))}
+    for name in ("l0.bin", "l1.bin"):
+        hub.put(name, files[name], repo="urls")
+    old, new = noise(SIZE, 5), noise(SIZE, 6)
     hub.put("x.bin", old, repo="urls")
-    data = from_urls(tmp_path, [f"{hub.url('x.bin')} {sha256(old)}"])
+    small = [f"{hub.url('l0.bin')} {sha256(files['l0.bin'])}", hub.url("l1.bin")]
+    missing = f"{hub.url('late.bin')} {sha256(files['late.bin'])}"
+    lines = [f"{hub.url('x.bin')} {sha256(old)}", *small, missing]
+    data = from_urls(tmp_path, lines, stage={"settle": "3s", "free_floor": "1MiB"})
     hub.fault("stall", on="url", path="x.bin", after=CUT)
     daemon = data.start(WATCHDOG)
     try:
         wait_until(lambda: hub.served("x.bin") == CUT, what="the old content's first bytes")
+        wait_until(lambda: data.events(WATCHDOG, "download_given_up"), what="the missing file's end")
+
+        write_list(data, small)  # half written: that drops nothing
+        written = time.monotonic()
+        wait_until(lambda: time.monotonic() > written + 2.2, what="two looks at what is there")
+        assert not data.events(WATCHDOG, "source_moved")
+
         replace_file(hub, "x.bin", new)
-        write_list(data, [f"{hub.url('x.bin')} {sha256(new)}"])
+        hub.put("late.bin", files["late.bin"], repo="urls")
+        write_list(data, [f"{hub.url('x.bin')} {sha256(new)}", *small, "# it is there now", missing])
         wait_until(lambda: data.events(WATCHDOG, "source_moved"), what="the list, read again")
-        hub.control("release")
-        wait_until(data.receipts, what="a receipt")
+        hub.control("release")  # the old content is still on its way
+        wait_until(lambda: len(data.receipts()) == 4, what="receipts of all")
         wait_until(lambda: data.status(WATCHDOG)["complete"], what="the complete listing")
         receipt = data.receipts()["x.bin"]
         assert (receipt.sha256, receipt.etag) == (sha256(new), f"sha256:{sha256(new)}")
-        assert landed(data) == {"x.bin": new}
+        assert landed(data) == {**files, "x.bin": new}
+        wait_until(lambda: data.listed() == {**dict.fromkeys(files, 50_000), "x.bin": SIZE}, what="the sizes")
+        assert hub.served("l") == 150_000
+
+        write_list(data, ["no url at all"])
+        wait_until(lambda: "urls.txt:1" in data.status(WATCHDOG)["trouble"], what="the wrong line")
+        write_list(data, small)
+        wait_until(lambda: not data.status(WATCHDOG)["trouble"], what="the end of the trouble")
     finally:
         assert daemon.stop() == 0
+    (tmp_path / "urls.txt").unlink()
+    ended = data.once(WATCHDOG)
+    assert ended.returncode == 78 and "correct dataset.source.urls_file" in ended.stderr
 
 
 def test_a_pinned_commit_that_vanishes_pauses_the_source_and_gives_no_file_up(
@@ -78,104 +106,79 @@ def test_a_pinned_commit_that_vanishes_pauses_the_source_and_gives_no_file_up(
     finally:
         assert daemon.stop() == 0
     assert data.events(WATCHDOG, "source_refuses")[-1]["kind"] == "vanished"
-    ended = data.once(WATCHDOG)
-    assert ended.returncode == 69 and pinned[:12] in ended.stderr
 
     data = from_hub(tmp_path, hub, repo, {"follow": "new_commits"})
     assert data.once(WATCHDOG).returncode == 0
     assert landed(data) == {**files, "3.parquet": noise(SIZE, 33)}
 
 
-def test_a_stop_before_everything_is_here_is_no_success(hub: LoopbackHub, tmp_path: Path) -> None:
-    hub.put("slow.bin", noise(SIZE, 1), repo="urls")
-    data = from_urls(tmp_path, [hub.url("slow.bin")])
+def test_a_stop_is_no_success_another_pipeline_keeps_off_and_addresses_signed_anew_bring_nothing_again(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    names = [f"signed{number}.bin" for number in range(2)]
+    for number, name in enumerate((*names, "slow.bin")):
+        hub.put(name, noise(SIZE if name == "slow.bin" else 50_000, number), repo="urls")
+    signed = [f"{hub.url(name)}?Expires=1&Signature=a" for name in names]
+    data = from_urls(tmp_path / "one", [*signed, hub.url("slow.bin")])
     hub.fault("stall", on="url", path="slow.bin", after=CUT)
     daemon = start_daemon(daemon_command(WATCHDOG, data.file, "--once"), tmp_path / "once.err")
-    wait_until(lambda: hub.served("slow.bin") == CUT, what="its first bytes")
+    wait_until(lambda: hub.served("slow.bin") == CUT and len(data.receipts()) == 2, what="its first bytes")
     assert daemon.stop() == 75
     assert "start it again" in daemon.said()
+
+    other = from_urls(tmp_path / "two", [hub.url("slow.bin")], hot=str(data.pipeline.hot))
+    ended = other.once(WATCHDOG)
+    assert ended.returncode == 69
+    assert f"is another's: pipeline data (state {data.pipeline.state})" in ended.stderr
+    assert landed(data).keys() == {*names} and not other.receipts()
+
+    set_receipt(data, names[0], "releasing")
+    write_list(data, [*(f"{hub.url(name)}?Expires=2&Signature=b" for name in names), hub.url("slow.bin")])
     assert data.once(WATCHDOG).returncode == 0
+    assert receipt_states(data) == {names[0]: "released", names[1]: "verified", "slow.bin": "verified"}
+    assert hub.served("signed") == 100_000
     assert hub.served("slow.bin") < SIZE + CUT, "it continues; what was under way at the stop comes twice"
 
-
-def test_the_landing_of_another_pipeline_is_not_touched(hub: LoopbackHub, tmp_path: Path) -> None:
-    for name, number in (("one", 1), ("two", 2)):
-        put(hub, f"org/{name}", {"a.parquet": noise(50_000, number)})
-    one = from_hub(tmp_path / "one", hub, "org/one")
-    two = from_hub(tmp_path / "two", hub, "org/two", hot=str(one.pipeline.hot))
-    assert one.once(WATCHDOG).returncode == 0
-    ended = two.once(WATCHDOG)
-    assert ended.returncode == 69
-    assert f"is another's: pipeline data (state {one.pipeline.state})" in ended.stderr
-    assert landed(one) == {"a.parquet": noise(50_000, 1)} and not two.receipts()
-    assert one.once(WATCHDOG).returncode == 0
-
-    (one.pipeline.source_root / LANDING_LOCK).unlink()
-    assert two.once(WATCHDOG).returncode == 0
+    (data.pipeline.source_root / LANDING_LOCK).unlink()
+    assert other.once(WATCHDOG).returncode == 0
 
 
-def test_addresses_that_are_signed_anew_bring_nothing_again(hub: LoopbackHub, tmp_path: Path) -> None:
-    names = [f"signed{number}.bin" for number in range(3)]
-    for number, name in enumerate(names):
-        hub.put(name, noise(50_000, number), repo="urls")
-    data = from_urls(tmp_path, [f"{hub.url(name)}?Expires=1&Signature=a" for name in names])
-    assert data.once(WATCHDOG).returncode == 0
-    set_receipt(data, names[0], "releasing")
-    write_list(data, [f"{hub.url(name)}?Expires=2&Signature=b" for name in names])
-    assert data.once(WATCHDOG).returncode == 0
-    assert set(receipt_states(data).values()) == {"verified", "released"}
-    assert hub.served("signed") == 150_000
-
-
-def test_what_ended_a_run_stays_in_the_status_with_how_far_it_came(hub: LoopbackHub, tmp_path: Path) -> None:
+def test_a_refusal_by_the_hub_ends_a_run_gives_no_file_up_and_stays_in_the_status_with_how_far_it_came(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
     repo = "org/revoked"
     put(hub, repo, {f"{number}.parquet": noise(50_000, number) for number in range(3)})
     data = from_hub(tmp_path, hub, repo, download__files_at_once=1)
+    hub.fault("status", on="resolve", path=repo, code=403, times=-1)
+    ended = data.once(WATCHDOG)
+    assert ended.returncode == 69 and f"visit {hub.endpoint}/datasets/{repo}" in ended.stderr
+    assert not data.receipts() and not data.status(WATCHDOG)["complete"]
+    hub.control("clear")
     hub.fault("status", on="resolve", path=repo, code=401, times=-1, skip=1)
     assert data.once(WATCHDOG).returncode == 69
     status = data.status(WATCHDOG)
     assert status["files"]["verified"] == 1 and status["files"]["waiting"] == 2
     assert f"{hub.endpoint}/datasets/{repo}" in status["trouble"] and status["text"] == status["trouble"]
-    hub.fault("status", on="api", path=repo, code=404, times=-1)
-    assert data.once(WATCHDOG).returncode == 69
-    assert "cannot be listed" in data.status(WATCHDOG)["trouble"]
 
 
-def test_a_list_that_is_half_written_drops_nothing(hub: LoopbackHub, tmp_path: Path) -> None:
-    contents = {f"half{number}.bin": noise(SIZE, number) for number in range(2)}
-    for name, content in contents.items():
-        hub.put(name, content, repo="urls")
-    lines = [f"{hub.url(name)} {sha256(content)}" for name, content in contents.items()]
-    data = from_urls(tmp_path, lines, stage={"settle": "3s", "free_floor": "1MiB"})
-    hub.fault("stall", on="url", path="half1.bin", after=CUT)
-    daemon = data.start(WATCHDOG)
-    try:
-        wait_until(lambda: receipt_states(data) == {"half0.bin": "verified"}, what="the first file")
-        write_list(data, lines[:1])
-        written = time.monotonic()
-        wait_until(lambda: time.monotonic() > written + 2.2, what="two looks at what is there")
-        write_list(data, lines)
-        hub.control("release")
-        wait_until(lambda: data.status(WATCHDOG)["complete"], what="the complete listing")
-    finally:
-        assert daemon.stop() == 0
-    assert landed(data) == contents and hub.served("half") == 2 * SIZE
-    assert not data.events(WATCHDOG, "source_moved")
-
-
-def test_what_was_given_up_is_tried_again_at_once_when_it_is_listed_anew(
-    hub: LoopbackHub, tmp_path: Path
+def test_a_wait_that_a_server_asks_for_stands_in_status_event_and_metric(
+    hub: LoopbackHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = noise(50_000, 3)
-    hub.put("good.bin", content, repo="urls")
-    good = f"{hub.url('good.bin')} {sha256(content)}"
-    data = from_urls(tmp_path, [good, f"{hub.url('late.bin')} {sha256(content)}"])
+    repo = "org/throttled"
+    put(hub, repo, {f"{number}.parquet": noise(1000, number) for number in range(3)})
+    hub.fault("status", on="resolve", path=repo, code=429, retry_after="date 3600", times=-1)
+    data = from_hub(tmp_path, hub, repo)
     daemon = data.start(WATCHDOG)
     try:
-        wait_until(lambda: data.events(WATCHDOG, "download_given_up"), what="the missing file's end")
-        hub.put("late.bin", content, repo="urls")
-        write_list(data, ["# it is there now", good, f"{hub.url('late.bin')} {sha256(content)}"])
-        wait_until(lambda: len(landed(data)) == 2, what="the file that was missing")
-        wait_until(lambda: data.receipts()["late.bin"].state == "verified", what="its receipt")
+        wait_until(lambda: data.status(WATCHDOG).get("waits"), what="the wait in the status")
+        wait_until(lambda: data.events(WATCHDOG, "downloads_wait"), what="the event")
+        assert exit_code(["status", str(data.file)]) == 0
+        told = capsys.readouterr().out
+        assert re.search(r"waits +3 files wait, tried again at \S+Z: http://\S+ answers 429", told), told
+        (event,) = data.events(WATCHDOG, "downloads_wait")
+        assert 3500 < event["retry_in_s"] <= 3600
+        assert {key: value for key, value in data.metrics(WATCHDOG).items() if "server" in key}.popitem()[
+            1
+        ] == 1
     finally:
         assert daemon.stop() == 0

@@ -7,14 +7,14 @@ a skip, checkpoints, their mirror, and what was abandoned.
 
 from __future__ import annotations
 
-import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
-from support.downloads import stoker
+from support.audits import audit_of
 from support.pipelines import DataPipeline
 from support.training import TrainPipeline
 
@@ -30,7 +30,9 @@ def kept(tmp_path: Path) -> TrainPipeline:
     return TrainPipeline(DataPipeline(tmp_path, file, load_pipeline(file)), with_torch=True)
 
 
-def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipeline, tmp_path: Path) -> None:
+def test_the_state_of_version_0_1_0_is_audited_and_trained_on(
+    kept: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, before, rows = kept.data, kept.data.sets(), kept.rows()
     assert data.once("download_watchdog").returncode == 0
     data.build()
@@ -47,7 +49,6 @@ def test_the_state_of_version_0_1_0_is_audited_and_trained_on(kept: TrainPipelin
     assert [event["resume_step"] for event in kept.events("trainer_launched")][-1] == 40
     (event,) = kept.events("bits_end_here")  # its kernels are no more
     assert event["step"] == 40 and "loss: cross_entropy -> " in event["message"]
-    refused = stoker("replay", data.file, "main", tmp_path / "out")
-    assert (refused.returncode, "their numerics are not on record" in refused.stderr) == (78, True)
-    audited = stoker("audit", data.file, "--deep", "--json")
-    assert json.loads(audited.stdout)["findings"] == []
+    assert exit_code(["replay", str(data.file), "main", str(tmp_path / "out")]) == 78
+    assert "their numerics are not on record" in capsys.readouterr().err
+    assert audit_of(data.file, deep=True)["findings"] == []

@@ -6,51 +6,24 @@ import contextlib
 import io
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from stoker.cli.main import exit_code
-from stoker.corpus.records.sources import Source
-from stoker.shards.format.manifest import EndOfText
 from stoker.shards.format.reader import ShardSet
 from support.audits import audit_of
 from support.imports import import_set, streams
-from support.parquet import write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
+from support.pipelines import DataPipeline, Template, make_pipeline
 from support.training import TrainPipeline
 
 
-@pytest.fixture(scope="module")
-def drained(tmp_path_factory: pytest.TempPathFactory) -> DataPipeline:
-    """A pipeline whose two files are shard sets."""
-    data = make_pipeline(tmp_path_factory.mktemp("first"))
-    for number in range(2):
-        write_fineweb(data.source / f"{number:03d}.parquet", 150, seed=number)
-    data.drain()
-    return data
-
-
-@pytest.fixture(scope="module")
-def other(drained: DataPipeline, tmp_path_factory: pytest.TempPathFactory) -> DataPipeline:
-    """A pipeline with the first one's tokenizer and a file of its own, drained."""
-    tokenizer = drained.pipeline.layout.tokenizer("prose", 1)
-    data = make_pipeline(tmp_path_factory.mktemp("second"), tokenizer={"file": str(tokenizer)})
-    write_fineweb(data.source / "own.parquet", 60, seed=9)
-    data.drain()
-    return data
-
-
-@pytest.fixture
-def data(other: DataPipeline, tmp_path: Path) -> DataPipeline:
-    """The second pipeline, copied to be changed."""
-    home = tmp_path / "home"
-    shutil.copytree(other.home, home)
-    body = other.file.read_text().replace(str(other.home), str(home))
-    (home / other.file.name).write_text(body)
-    return make_pipeline(home, tokenizer={"file": str(tokenizer_of(other))})
+@pytest.fixture(name="made")
+def made_fixture(drained: Template) -> DataPipeline:
+    """A pipeline whose three files are shard sets; only looked at."""
+    return drained.made
 
 
 def tokenizer_of(data: DataPipeline) -> Path:
@@ -98,59 +71,58 @@ def stream_of(data: DataPipeline, split: str, *keys: str) -> list[int]:
 
 
 @pytest.mark.parametrize("form", ["nanogpt", "hf-arrow"])
-def test_what_is_exported_comes_back_from_an_import(form: str, drained: DataPipeline, tmp_path: Path) -> None:
+def test_what_is_exported_comes_back_from_an_import(form: str, made: DataPipeline, tmp_path: Path) -> None:
     """Given rows of train.seq_len in Arrow, whose tail is left out: else all that the sets hold."""
-    do("export", "--format", form, drained.file, tmp_path / "out")
-    tokenizer = tokenizer_of(drained)
+    do("data", "export", "--format", form, made.file, tmp_path / "out")
+    tokenizer = tokenizer_of(made)
     for split in ("train", "val"):
-        do("import", tmp_path / "out", tmp_path / split, "--tokenizer", tokenizer, "--split", split)
+        do("data", "import", tmp_path / "out", tmp_path / split, "--tokenizer", tokenizer, "--split", split)
         found = [
             row
             for file in sorted((tmp_path / split).iterdir())
             for row in pq.read_table(file)["tokens"].to_pylist()
         ]
-        keys = keys_of(drained)
-        stream = stream_of(drained, split, *keys)
+        keys = keys_of(made)
+        stream = stream_of(made, split, *keys)
         whole = stream[: len(stream) - len(stream) % 32] if form == "hf-arrow" else stream
-        eot = drained.pin().tokenizer.eot
+        eot = made.pin().tokenizer.eot
         assert [token for row in found for token in row][: len(whole)] == whole
         assert {row.index(eot) - len(row) for row in found} == {-1}
 
 
-def test_what_was_imported_is_the_source_of_a_pipeline(drained: DataPipeline, tmp_path: Path) -> None:
-    do("export", "--format", "nanogpt", drained.file, tmp_path / "out")
+def test_what_was_imported_is_the_source_of_a_pipeline(made: DataPipeline, tmp_path: Path) -> None:
+    do("data", "export", "--format", "nanogpt", made.file, tmp_path / "out")
     data = make_pipeline(
         tmp_path / "again",
         dataset__tokens_column="tokens",
         dataset__filters={},
-        tokenizer={"file": str(tokenizer_of(drained))},
+        tokenizer={"file": str(tokenizer_of(made))},
     )
     data.source.rmdir()
-    do("import", tmp_path / "out", data.source, "--tokenizer", tokenizer_of(drained))
+    do("data", "import", tmp_path / "out", data.source, "--tokenizer", tokenizer_of(made))
     data.drain()
-    given = stream_of(drained, "train", *keys_of(drained))
+    given = stream_of(made, "train", *keys_of(made))
     found = [token for split in ("train", "val") for token in stream_of(data, split, *keys_of(data))]
     assert Counter(found) == Counter(given)
     assert do("audit", data.file, "--deep")
 
 
-def imported(data: DataPipeline, where: EndOfText | None = "after") -> Source:
-    """Give the pipeline a set that an earlier version imported."""
-    return import_set(
-        data.pipeline.layout, data.pipeline.hot_layout, data.pin(), streams(where=where), where=where
-    )
-
-
-def test_a_state_with_an_imported_set_is_taken_up_and_trained_on(data: DataPipeline) -> None:
-    source = imported(data)
-    assert data.pin().listing == ("own.parquet", "import/web")
+def test_a_state_with_an_imported_set_is_taken_up_trained_on_copied_to_warm_and_its_loss_is_said(
+    drained: Template, tmp_path: Path
+) -> None:
+    enough = {"train__steps": 30, "train__global_batch": 32}
+    data = drained.copy(tmp_path / "home", warm=str(tmp_path / "warm"), **enough)
+    listing = (*data.pin().listing, "import/web")
+    layout = data.pipeline.layout
+    source = import_set(layout, data.pipeline.hot_layout, data.pin(), streams(), where="after")
+    assert data.pin().listing == listing
     ended = data.once("stage_shard")
     assert ended.returncode == 0, ended.stderr
-    assert "1 files built and 1 imported" in ended.stderr + ended.stdout
+    assert "3 files built and 1 imported" in ended.stderr + ended.stdout
     assert data.pin().complete
-    assert data.sources()["import/web"] == source
-    tokenizer = data.pipeline.tokenizer.file
-    training = TrainPipeline(make_pipeline(data.home, tokenizer={"file": str(tokenizer)}, train__steps=140))
+    taken = data.sources()["import/web"]
+    assert taken == replace(source, state="synced", on_warm=True)
+    training = TrainPipeline(data)
     assert training.once().returncode == 0
     assert training.record()["finished"] == "steps"
     assert str(source.key) in training.run.plan.read_text()
@@ -158,32 +130,29 @@ def test_a_state_with_an_imported_set_is_taken_up_and_trained_on(data: DataPipel
         report = audit_of(data.file, deep=deep)
         assert report["findings"] == []
         assert report["imported"]["sets"] == 1
-        assert report["rows"] == report["documents"] + sum(report["dropped"].values()) == 60
-    asked = stoker("where", data.file, "import/web:0")
+        assert report["rows"] == report["documents"] + sum(report["dropped"].values()) == 450
+    asked = stoker("data", "where", data.file, "import/web:0")
     assert (asked.returncode, "was imported" in asked.stderr) == (64, True)
 
-
-def test_an_import_that_is_lost_is_said_and_passed_over(data: DataPipeline) -> None:
-    source = imported(data)
     shutil.rmtree(data.pipeline.hot_layout.shard_set("prose", str(source.key)))
+    assert data.once("stage_shard").returncode == 0
+    assert data.sources()["import/web"].evicted  # it is on warm only, which is no loss
+    do("data", "export", "--format", "nanogpt", data.file, tmp_path / "out")
+    assert audit_of(data.file)["findings"] == []
+
+    data = drained.again(data.home)  # without warm, where it was
     assert data.once("stage_shard").returncode == 0
     lost = data.sources()["import/web"]
     assert (lost.state, lost.reason) == ("quarantined", "content_gone")
     assert data.events("stage_shard", "content_gone")
-    assert data.pin().listing == ("own.parquet", "import/web")  # a plan may name it
-    assert audit_of(data.file)["findings"] == []
+    assert data.pin().listing == listing  # a plan may name it
+    (finding,) = audit_of(data.file)["findings"]
+    assert finding.startswith(f"{training.run.plan}: entry 1: names set {source.key16}")
 
 
-def test_an_imported_set_is_copied_to_warm_as_any_other(data: DataPipeline, tmp_path: Path) -> None:
-    tokenizer = data.pipeline.tokenizer.file
-    data = make_pipeline(data.home, tokenizer={"file": str(tokenizer)}, warm=str(tmp_path / "warm"))
-    imported(data, where=None)
-    assert data.once("stage_shard").returncode == 0
-    source = data.sources()["import/web"]
-    assert (source.state, source.on_warm) == ("synced", True)
-    shutil.rmtree(data.pipeline.hot_layout.shard_set("prose", str(source.key)))
-    assert data.once("stage_shard").returncode == 0
-    assert data.sources()["import/web"].evicted  # it is on warm only, which is no loss
-    do("export", "--format", "nanogpt", data.file, tmp_path / "out")
-    assert audit_of(data.file)["findings"] == []
+def test_an_imported_set_without_ends_of_text_is_known_by_its_tokens(
+    drained: Template, tmp_path: Path
+) -> None:
+    data = drained.copy(tmp_path)
+    import_set(data.pipeline.layout, data.pipeline.hot_layout, data.pin(), streams(where=None), where=None)
     assert "documents not known of 1" in stoker("audit", data.file).stdout

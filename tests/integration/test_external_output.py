@@ -15,49 +15,9 @@ from support.external_trainer import make_external
 from support.training import TrainPipeline
 from support.waiting import wait_until
 
-PRINTS = """
-import os, sys
-launches = int(open("launches").read()) + 1 if os.path.exists("launches") else 1
-open("launches", "w").write(str(launches))
-for n in range(0, 50, 10):
-    print(f"iter {n}: loss {4.0 - n / 50 + launches}, time 5.00ms, mfu -100.00%")
-    if n == 20:
-        print(f"step {n}: train loss 3.1, val loss {3.2 + launches}")
-    if n == 30 and launches == 1:
-        sys.exit(1)
-"""
-
 
 def rows(run: TrainPipeline) -> list[dict[str, object]]:
     return [json.loads(line) for line in run.run.metrics.read_text().splitlines()]
-
-
-def test_steps_and_losses_of_a_trainer_that_knows_nothing_of_stoker_are_in_the_log(tmp_path: Path) -> None:
-    run = make_external(tmp_path, PRINTS)
-    ended = run.once()
-    assert ended.returncode == 0, ended.stderr
-    assert [one["step"] for one in run.events("trainer_exited")] == [30, 40]
-    found = rows(run)
-    assert all(row.pop("time") and row.pop("timeline") == 0 for row in found)
-    # The second launch began again: its rows replace the first one's.
-    assert found == [
-        *({"step": n, "loss": 6.0 - n / 50} for n in (0, 10, 20)),
-        {"step": 20, "val_loss": 5.2},
-        *({"step": n, "loss": 6.0 - n / 50} for n in (30, 40)),
-    ]
-
-
-def test_a_trainer_that_has_just_begun_is_loading_however_long_the_machine_is_up(tmp_path: Path) -> None:
-    run = make_external(tmp_path, "import time; time.sleep(600)")
-    daemon = run.start()
-    try:
-        shown = wait_until(
-            lambda: (told := run.data.status(TRAIN_SUPERVISOR)).get("trainer_pid") and told, what="a trainer"
-        )
-        assert shown["phase"] == "load"
-        assert not shown["unread"], "a minute has not passed since its launch"
-    finally:
-        assert daemon.stop() == 0
 
 
 FLOODS = r"""
@@ -119,17 +79,22 @@ while True:
 """
 
 
-def test_a_trainer_that_forks_away_is_ended_and_an_endless_expression_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [None, pytest.param(r"(a+)+(\d)$", marks=pytest.mark.long)])
+def test_a_trainer_that_forks_away_is_ended_and_an_endless_expression_too(
+    tmp_path: Path, step: str | None
+) -> None:
     run = make_external(
-        tmp_path, FORKS_AWAY, train__external={"step": r"(a+)+(\d)$"}, supervise__no_progress_launches=1
+        tmp_path, FORKS_AWAY, train__external={"step": step}, supervise__no_progress_launches=1
     )
     ended = run.once()
     assert ended.returncode == 70, ended.stderr
     assert run.processes() == []
     (exited,) = run.events("trainer_exited")
     assert exited["exit_class"] == "crashed" and "must stay in the foreground" in exited["message"]
-    (unread,) = run.events("steps_unread")
-    assert "takes too long" in unread["message"] and "docs/trainers.md" in unread["message"]
+    unread = [event["message"] for event in run.events("steps_unread")]
+    assert ["takes too long" in message and "docs/trainers.md" in message for message in unread] == (
+        [True] if step else []
+    )
 
 
 PRINTS_WHEN_ASKED = """
@@ -141,10 +106,17 @@ for n in range(6):
 """
 
 
-def test_reading_goes_on_over_a_reload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trainer_that_has_just_begun_is_loading_and_reading_goes_on_over_a_reload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_external(tmp_path, PRINTS_WHEN_ASKED)
     daemon = run.start()
     try:
+        shown = wait_until(
+            lambda: (told := run.data.status(TRAIN_SUPERVISOR)).get("trainer_pid") and told, what="a trainer"
+        )
+        assert shown["phase"] == "load", "however long the machine is up"
+        assert not shown["unread"], "a minute has not passed since its launch"
         for n in range(3):
             (tmp_path / str(n)).touch()
         wait_until(lambda: run.last_step() == 2, what="the rows before")

@@ -20,13 +20,19 @@ from support.pipelines import make_pipeline
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
-# Tells in a file how each launch was started; ends as the next word of `ends` says.
+# Tells in a file how each launch was started; prints steps, and ends as the next of its words says.
 TELLS = """
 import json, os, sys
 import beside
 with open("launches.jsonl", "a") as told:
     told.write(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "environ": dict(os.environ)}) + "\\n")
 launches = len(open("launches.jsonl").readlines())
+for n in range(0, 50, 10):
+    print(f"iter {n}: loss {4.0 - n / 50 + launches}, time 5.00ms, mfu -100.00%")
+    if n == 20:
+        print(f"step {n}: train loss 3.1, val loss {3.2 + launches}")
+    if n == 30 and launches == 1:
+        sys.exit(1)
 if (word := sys.argv[1:][launches - 1]) == "piped":
     try:
         raise ValueError("its exit code is lost")
@@ -45,7 +51,7 @@ def told(home: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (home / "launches.jsonl").read_text().splitlines()]
 
 
-def test_it_runs_beside_its_modules_with_the_environment_of_the_protocol_until_it_ends_with_0(
+def test_it_runs_beside_its_modules_with_its_steps_and_losses_in_the_log_until_it_ends_with_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
@@ -73,7 +79,26 @@ def test_it_runs_beside_its_modules_with_the_environment_of_the_protocol_until_i
     record = run.record()
     assert (record["state"], record["finished"], record["launches"]) == ("finished", "trainer", 3)
     assert "command" not in read_record(run.run.launch)
-    assert run.once().returncode == 0
+    assert [one["step"] for one in run.events("trainer_exited")] == [30, 40, 40]
+    rows = [json.loads(line) for line in run.run.metrics.read_text().splitlines()]
+    assert all(row.pop("time") and row.pop("timeline") == 0 for row in rows)
+    # Each launch began again: the last one's rows replace the others'.
+    assert rows == [
+        *({"step": n, "loss": 7.0 - n / 50} for n in (0, 10, 20)),
+        {"step": 20, "val_loss": 6.2},
+        *({"step": n, "loss": 7.0 - n / 50} for n in (30, 40)),
+    ]
+
+    for daemon in (DOWNLOAD_WATCHDOG, STAGE_SHARD):
+        ended = run.data.once(daemon)
+        assert ended.returncode == 0 and "the pipeline has no dataset" in ended.stderr
+    stoker = subprocess.run(
+        [*STOKER, "run", str(run.data.file), "--until-done"], capture_output=True, text=True, check=False
+    )
+    assert stoker.returncode == 0, stoker.stderr
+    assert stoker.stdout.endswith("ended by itself, without an error\nno checkpoint yet\n")
+    started = [len(run.data.events(daemon, "daemon_started")) for daemon in DAEMONS]
+    assert started == [1, 1, 2], "what has no work is not started by it"
     assert len(told(home)) == 3  # it stays finished
 
 
@@ -105,7 +130,6 @@ def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go
         (["STEP=5", "MICRO_BATCH=4"], "", 0),
         (["STEP=10"], "", 0),
         (["STEP=10"], "", None),
-        (["STEP=10"], "", 0),
     ]
     (home / "launches.json").write_text(json.dumps(launches))
     assert run.once().returncode == 0
@@ -123,38 +147,18 @@ def test_its_end_is_judged_by_its_words_and_its_output_and_a_finished_run_can_go
     assert supervisor.stop() == 0
     assert [one["exit_class"] for one in run.events("trainer_exited")][3:] == ["stopped_as_asked"]
     assert (run.record()["state"], run.record()["fruitless"]) == ("running", 0)
-    assert run.once().returncode == 0
-    assert [one["exit_class"] for one in run.events("trainer_exited")][4:] == ["finished"]
-
-
-def test_what_has_no_work_is_not_started_and_ends_at_once(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    run = make_external(home, "print('done')")
-    for daemon in (DOWNLOAD_WATCHDOG, STAGE_SHARD):
-        ended = run.data.once(daemon)
-        assert ended.returncode == 0 and "the pipeline has no dataset" in ended.stderr
-    stoker = subprocess.run(
-        [*STOKER, "run", str(run.data.file), "--until-done"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert stoker.returncode == 0, stoker.stderr
-    assert stoker.stdout.endswith("ended by itself, without an error\nno checkpoint yet\n")
-    assert [len(run.data.events(daemon, "daemon_started")) for daemon in DAEMONS] == [1, 1, 1]
 
 
 def test_with_the_whole_protocol_the_built_in_trainer_itself_may_be_the_command(
     shard_sets: Path, finished: TrainPipeline, tmp_path: Path
 ) -> None:
     own = {"command": [sys.executable, "-m", "stoker.training.trainer"], "external": {"protocol": "full"}}
-    run = make_training(
-        shard_sets, tmp_path / "home", **{f"train__{key}": value for key, value in own.items()}
-    )
+    keys = {f"train__{key}": value for key, value in own.items()}
+    run = make_training(shard_sets, tmp_path / "home", train__steps=20, **keys)
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
-    assert run.checkpoints() == finished.checkpoints()
-    assert run.rows() == finished.rows()
+    assert run.checkpoints() == ["step-000000010", "step-000000020"]
+    assert run.rows() == [row for row in finished.rows() if row["step"] <= 20]
     assert audit_run(run.data.pipeline).findings == ()
 
 

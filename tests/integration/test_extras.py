@@ -14,7 +14,7 @@ import pytest
 from stoker.cli.main import COMMANDS
 from stoker.store.layout import DAEMONS
 from support.parquet import write_fineweb
-from support.pipelines import make_pipeline
+from support.pipelines import Template, make_pipeline
 from support.training import TrainPipeline, small_trainer
 from support.waiting import LONG_S
 
@@ -38,34 +38,40 @@ print(*{{".".join(name.split(".")[:2]) for name in sys.modules}})
 def without(extras: list[str], home: Path) -> dict[str, str]:
     """The environment in which Python finds a copy of the code that lacks these extras."""
     for part in ("lib", "daemons"):
-        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, home / part)  # with what is compiled already
     for extra in extras:
         shutil.rmtree(home / "lib" / extra.replace(".", "/"))
     path = [str(home / "lib"), str(home / "daemons"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+ALONE = [pytest.param([extra], marks=pytest.mark.long) for extra in EXTRAS]
+
+
+@pytest.mark.parametrize("gone", [EXTRAS, *ALONE], ids=" ".join)
 def test_without_an_extra_the_daemons_begin_and_its_commands_are_not_offered(
-    extra: str, tmp_path: Path
+    gone: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", ASKED, *BY_EXTRA[extra]]
-    environ = without([extra], tmp_path)
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    names = [name for extra in gone for name in BY_EXTRA[extra]]
+    command = [sys.executable, "-c", ASKED, *names]
+    done = subprocess.run(command, env=without(gone, tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told, place, loaded = done.stdout.rsplit("\n", 3)[:3]
     assert place == f"[{str(tmp_path / 'lib/stoker')!r}]"
     assert not {*EXTRAS} & {*loaded.split()}, "the help imports no extra"
     assert f"  {next(iter(COMMANDS))} " in told
-    for name in BY_EXTRA[extra]:
+    for name in names:
+        extra = COMMANDS[name][0].rsplit(".", 1)[0]
         assert f"  {name} " not in told
         assert f"\n{name} 69" in told
         assert f"stoker: `stoker {name}` is an extra, and {extra} is not installed here" in done.stderr
 
 
-def test_without_any_extra_a_folder_of_parquet_becomes_a_finished_run(tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path, train__deterministic=True)
-    write_fineweb(data.source / "0.parquet", rows=150)
+def test_without_any_extra_a_folder_of_parquet_becomes_a_finished_run(
+    drained: Template, tmp_path: Path
+) -> None:
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer, train__deterministic=True)
+    write_fineweb(data.source / "0.parquet", rows=60)
     stoker = tmp_path / "stoker"
     stoker.write_text("from stoker.cli.main import main; main()")
     with small_trainer():

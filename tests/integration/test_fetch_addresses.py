@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from support.fetch_fixtures import (  # noqa: F401 - found by their names
     start_fixture,
 )
 from support.loopback_hub import noise
-from support.small_server import Request, SmallServer, small_server
+from support.small_server import Request, small_server
 
 DATA = noise(50_000, 1)
 SUM = hashlib.sha256(DATA).hexdigest()
@@ -57,44 +56,28 @@ def answer(request: Request) -> None:
         request.say(DATA)
 
 
-@pytest.fixture
-def server() -> Iterator[SmallServer]:
-    with small_server(answer) as found:
-        yield found
-
-
-@pytest.mark.parametrize(
-    "path", ["/deep/up.bin", "/root.bin", "/climb.bin", "/query.bin", "/chunked.bin", "/closed.bin"]
-)
-def test_a_file_comes_whole_however_it_is_pointed_to_and_sent(
-    path: str, server: SmallServer, landing: Path, start: Start
-) -> None:
-    file = RemoteFile.listed("a.bin", None, SUM, None, f"http://127.0.0.1:{server.port}{path}")
-    worker = start(hub=None)
-    worker.fetch(file)
-    worker.until("done")
-    assert content(landing, file) == DATA
-
-
-@pytest.mark.parametrize("path", ["/file.bin", "/script.bin", "/broken.bin", "/itself.bin", "/nowhere.bin"])
-def test_what_leads_to_no_http_address_is_given_up_and_never_read(
-    path: str, server: SmallServer, landing: Path, start: Start
+def test_a_file_comes_whole_however_it_is_pointed_to_and_sent_and_what_leads_nowhere_is_never_read(
+    landing: Path, start: Start
 ) -> None:
     worker = start(hub=None, attempts=2)
-    worker.fetch(RemoteFile.listed("a.bin", None, None, None, f"http://127.0.0.1:{server.port}{path}"))
-    assert worker.until("failed")["class"] == "redirects"
-    assert len(worker.of("retry")) == 1 and not (landing / "a.bin").exists()
-
-
-def test_a_host_may_be_an_ipv6_address(landing: Path, start: Start) -> None:
+    with small_server(answer) as server:
+        names = ("deep/up.bin", "root.bin", "climb.bin", "query.bin", "chunked.bin", "closed.bin")
+        nowhere = ("file.bin", "script.bin", "broken.bin", "itself.bin", "nowhere.bin")
+        at = f"http://127.0.0.1:{server.port}"
+        good = [RemoteFile.listed(name, None, SUM, None, f"{at}/{name}") for name in names]
+        worker.fetch(*good, *(RemoteFile.listed(name, None, None, None, f"{at}/{name}") for name in nowhere))
+        worker.until("done", count=len(names))
+        worker.until("failed", count=len(nowhere))
+    assert all(content(landing, file) == DATA for file in good)
+    for name in nowhere:
+        assert worker.of("failed", name)[0]["class"] == "redirects"
+        assert len(worker.of("retry", name)) == 1 and not (landing / name).exists()
     try:
         opened = small_server(answer, host="::1")
         with opened as server:
-            file = RemoteFile.listed("a.bin", None, SUM, None, f"http://[::1]:{server.port}/root.bin")
-            worker = start(hub=None)
+            file = RemoteFile.listed("six.bin", None, SUM, None, f"http://[::1]:{server.port}/root.bin")
             worker.fetch(file)
-            worker.until("done")
-            worker.finish()
+            worker.until("done", file.path)
     except OSError as error:
         pytest.skip(f"no IPv6 on loopback: {error}")
     assert content(landing, file) == DATA

@@ -1,6 +1,6 @@
 """Many files, random faults, random kills of the fetch worker: every byte true, few fetched twice.
 
-STOKER_FETCH_CHAOS="FILES KILLS SEED BYTES" (default "10 6 1 400000") makes it larger; BYTES are of a file,
+STOKER_FETCH_CHAOS="FILES KILLS SEED BYTES" (default "6 3 1 400000") makes it larger; BYTES are of a file,
 about.
 """
 
@@ -16,7 +16,7 @@ from stoker.corpus.fetch.landing import EVIDENCE, PARTS
 from support.fetching import Fetching, fetch_task, hub_file
 from support.loopback_hub import LoopbackHub, noise
 
-FILES, KILLS, SEED, SIZE = map(int, os.environ.get("STOKER_FETCH_CHAOS", "10 6 1 400000").split())
+FILES, KILLS, SEED, SIZE = map(int, os.environ.get("STOKER_FETCH_CHAOS", "6 3 1 400000").split())
 HANDS = 4
 # A kill costs each hand what it took since its last commit, and what the kernel had for it.
 A_KILL = HANDS * (640 << 10)

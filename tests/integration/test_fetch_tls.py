@@ -49,23 +49,31 @@ def answer(request: Request) -> None:
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     home = tmp_path_factory.mktemp("tls")
     key, certificate = home / "key.pem", home / "certificate.pem"
-    made = f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 2 -subj /CN=localhost"
+    made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout {key} -out {certificate}"
     names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-    subprocess.run([str(OPENSSL), *made.split(), "-addext", names], check=True, capture_output=True)
+    subprocess.run(
+        [str(OPENSSL), *made.split(), "-subj", "/CN=localhost", "-addext", names],
+        check=True,
+        capture_output=True,
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with small_server(answer, context=context) as server:
         yield Secure(f"https://localhost:{server.port}", certificate)
 
 
-def test_a_certificate_of_ones_own_is_believed_when_it_is_named(
+def test_a_certificate_of_ones_own_is_believed_when_it_is_named_and_nothing_leads_to_plain_http(
     secure: Secure, landing: Path, start: Start
 ) -> None:
-    file = RemoteFile.listed("a.bin", None, None, None, f"{secure.url}/a.bin")
-    worker = start(hub=None, environ={"SSL_CERT_FILE": str(secure.certificate)})
-    worker.fetch(file)
+    file, down = (
+        RemoteFile.listed(name, None, None, None, f"{secure.url}/{name}") for name in ("a.bin", "down")
+    )
+    worker = start(hub=None, environ={"SSL_CERT_FILE": str(secure.certificate)}, attempts=1)
+    worker.fetch(file, down)
     worker.until("done")
     assert content(landing, file) == DATA
+    said = worker.until("failed")
+    assert (said["class"], "from https to http" in said["reason"]) == ("redirects", True)
 
 
 def test_a_proxy_relays_what_it_cannot_read(secure: Secure, landing: Path, start: Start) -> None:
@@ -88,13 +96,6 @@ def test_a_certificate_that_nobody_vouches_for_is_told_and_tried_again(secure: S
     said = worker.until("retry", count=2)
     assert said["class"] == "connect"
     assert "CERTIFICATE_VERIFY_FAILED" in said["reason"] and "SSL_CERT_FILE" in said["reason"]
-
-
-def test_nothing_leads_from_https_to_plain_http(secure: Secure, start: Start) -> None:
-    worker = start(hub=None, environ={"SSL_CERT_FILE": str(secure.certificate)}, attempts=1)
-    worker.fetch(RemoteFile.listed("a.bin", None, None, None, f"{secure.url}/down"))
-    said = worker.until("failed")
-    assert (said["class"], "from https to http" in said["reason"]) == ("redirects", True)
 
 
 def test_a_hubs_certificate_is_told_as_well(secure: Secure, hub: LoopbackHub) -> None:

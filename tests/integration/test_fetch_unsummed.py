@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,35 +29,6 @@ def begin(request: Request, status: int, **headers: str) -> None:
     for name, value in headers.items():
         request.send_header(name.replace("_", "-"), value)
     request.end_headers()
-
-
-def changes_half_way(*, tag: str | None) -> Callable[[Request], None]:
-    """The old content breaks off, from then on there is the new one, whose parts come without a tag."""
-
-    def answer(request: Request) -> None:
-        if len(request.server.asked) == 1:
-            begin(request, 200, Content_Length=str(SIZE), **({"ETag": tag} if tag else {}))
-            request.wfile.write(OLD[:CUT])
-            request.close_connection = True
-        elif "Range" in request.headers:
-            low = int(request.headers["Range"].removeprefix("bytes=").rstrip("-"))
-            told = f"bytes {low}-{SIZE - 1}/{SIZE}"
-            begin(request, 206, Content_Length=str(SIZE - low), Content_Range=told)
-            request.wfile.write(NEW[low:])
-        else:
-            request.say(NEW)
-
-    return answer
-
-
-@pytest.mark.parametrize("tag", ['"old"', None])
-def test_a_part_that_nothing_says_is_of_the_same_content_begins_anew(tag: str | None, tmp_path: Path) -> None:
-    with small_server(changes_half_way(tag=tag)) as server:
-        data = from_urls(tmp_path, [f"http://127.0.0.1:{server.port}/x.bin"])
-        ended = data.once(WATCHDOG)
-    assert ended.returncode == 0, ended.stderr
-    assert landed(data) == {"x.bin": NEW}
-    assert receipt_states(data) == {"x.bin": "verified"}, "it came with a length"
 
 
 def verify(data: DataPipeline, *options: str) -> int:
@@ -92,39 +62,49 @@ def test_what_comes_without_a_length_is_used_and_called_unproven_everywhere(
         assert (audit.findings, audit.unproven) == ((), ("x.parquet",))
         assert exit_code(["audit", str(data.file)]) == 0
         assert "unproven     1 file" in capsys.readouterr().out
-        assert data.once(WATCHDOG).returncode == 0
-        assert receipt_states(data) == {"x.parquet": "released"}, "what it holds is in its set"
 
 
-def test_what_rots_in_the_landing_is_fetched_again_though_no_sum_is_listed(tmp_path: Path) -> None:
-    with small_server(lambda request: request.say(OLD)) as server:
-        data = from_urls(tmp_path, [f"http://127.0.0.1:{server.port}/x.bin"])
-        assert data.once(WATCHDOG).returncode == 0
-        receipt = data.receipts()["x.bin"]
+def answer_of(name: str, request: Request, times: int) -> None:
+    """The old content breaks off; then each file says something else of its own."""
+    tag = {} if name == "untagged.bin" else {"ETag": '"old"'}
+    if name == "rots.bin" or (name == "endless.bin" and times > 3):
+        request.say(OLD)
+    elif times == 1:
+        begin(request, 200, Content_Length=str(SIZE), **tag)
+        request.wfile.write(OLD[:CUT])
+        request.close_connection = True
+    elif name == "endless.bin":
+        if times == 2:
+            begin(request, 206, Content_Length="0", Content_Range=f"bytes {CUT}-{SIZE - 1}/{'9' * 5000}")
+        else:
+            begin(request, 200, Content_Length="9" * 5000)
+            request.close_connection = True
+    elif "Range" in request.headers:  # from now on there is the new one, whose parts come without a tag
+        low = int(request.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        told = f"bytes {low}-{SIZE - 1}/{SIZE}"
+        begin(request, 206, Content_Length=str(SIZE - low), Content_Range=told)
+        request.wfile.write(NEW[low:])
+    else:
+        request.say(NEW)
+
+
+def test_a_part_that_nothing_says_is_of_the_same_content_begins_anew_and_what_rots_is_fetched_again(
+    tmp_path: Path,
+) -> None:
+    def answer(request: Request) -> None:
+        times = sum(path == request.path for _, path, _ in request.server.asked)
+        answer_of(request.path.removeprefix("/"), request, times)
+
+    whole = {"tagged.bin": NEW, "untagged.bin": NEW, "endless.bin": OLD, "rots.bin": OLD}
+    with small_server(answer) as server:
+        data = from_urls(tmp_path, [f"http://127.0.0.1:{server.port}/{name}" for name in whole])
+        ended = data.once(WATCHDOG)
+        assert ended.returncode == 0, ended.stderr
+        assert landed(data) == whole and data.events(WATCHDOG, "download_failed") == []
+        assert set(receipt_states(data).values()) == {"verified"}, "they came with a length"
+        receipt = data.receipts()["rots.bin"]
         Path(receipt.file).write_bytes(NEW)
         assert verify(data, "--dispute") == 1
         assert data.once(WATCHDOG).returncode == 0
-    assert landed(data) == {"x.bin": OLD}
-    assert data.receipts()["x.bin"] == receipt
-
-
-def test_a_range_of_endless_digits_is_a_bad_answer_and_tried_again(tmp_path: Path) -> None:
-    def answer(request: Request) -> None:
-        if len(request.server.asked) == 1:
-            begin(request, 200, Content_Length=str(SIZE), ETag='"old"')
-            request.wfile.write(OLD[:CUT])
-            request.close_connection = True
-        elif len(request.server.asked) == 2:
-            begin(request, 206, Content_Length="0", Content_Range=f"bytes {CUT}-{SIZE - 1}/{'9' * 5000}")
-        elif len(request.server.asked) == 3:
-            begin(request, 200, Content_Length="9" * 5000)
-            request.close_connection = True
-        else:
-            request.say(OLD)
-
-    with small_server(answer) as server:
-        data = from_urls(tmp_path, [f"http://127.0.0.1:{server.port}/x.bin"])
-        ended = data.once(WATCHDOG)
-    assert ended.returncode == 0, ended.stderr
-    assert data.events(WATCHDOG, "download_failed") == []
-    assert landed(data) == {"x.bin": OLD}
+    assert landed(data) == whole
+    assert data.receipts()["rots.bin"] == receipt

@@ -31,23 +31,44 @@ from support.mounts import WHY_NOT, apart
 # When the worker goes
 
 
-def test_a_killed_worker_is_gone_on_with_from_what_was_durable(
+def test_a_killed_worker_is_gone_on_with_from_what_was_durable_and_not_from_what_rotted(
     hub: LoopbackHub, landing: Path, start: Start
 ) -> None:
-    files = [hub_file(hub, f"kill{i}.parquet", noise(SIZE, i)) for i in range(3)]
+    names = ("whole", "rotten", "short", "wrong")
+    files = whole, rotten, short, wrong = [
+        hub_file(hub, f"{name}.parquet", noise(SIZE, i)) for i, name in enumerate(names)
+    ]
+    hub.fault("wrong", path=wrong.path, after=CUT)
+    for file in files:
+        hub.fault("stall", path=file.path, after=CUT)
     worker = start()
-    for at in (CUT, 2 * CUT):
-        hub.fault("stall", path="kill", after=at, times=3)
-        worker.fetch(*files)
-        until_durable(worker, at, files)
-        worker.kill()
-        worker = start()
-        assert durable(landing) == {file.path: at for file in files}
+    worker.fetch(wrong)
+    worker.until("mismatch")
+    worker.fetch(whole, rotten, short)
+    until_durable(worker, CUT, files)
+    worker.kill()
+    assert durable(landing) == {file.path: CUT for file in files}
+    parts = {
+        read_record(each)["path"]: each.with_suffix(".part") for each in (landing / PARTS).glob("*.json")
+    }
+    with parts[rotten.path].open("r+b") as stream:
+        stream.seek(1000)
+        stream.write(b"rot")
+    with parts[short.path].open("r+b") as stream:
+        stream.truncate(CUT - 1)
+    (landing / PARTS / "orphan.part").write_bytes(b"of nobody")
+    hub.control("clear")
+    hub.fault("wrong", path=wrong.path, after=2 * CUT, times=-1)
+    worker = start(attempts=2)
     worker.fetch(*files)
     worker.until("done", count=3)
-    assert {each["offset"] for each in worker.of("start")} == {2 * CUT}
-    assert [content(landing, file) for file in files] == [noise(SIZE, i) for i in range(3)]
-    assert hub.served("kill") == 3 * SIZE and left(landing) == []
+    worker.until("failed", wrong.path)
+    assert worker.of("start", whole.path)[0]["offset"] == CUT and hub.served(whole.path) == SIZE
+    assert [each["path"] for each in worker.of("anew")] == [rotten.path]
+    assert [content(landing, file) for file in files[:3]] == [noise(SIZE, i) for i in range(3)]
+    told = [(each["path"], each["about"]["count"]) for each in worker.of("mismatch")]
+    assert told == [(wrong.path, 2)], "the count of wrong content survives a kill"
+    assert left(landing) == []
 
 
 def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, start: Start) -> None:
@@ -70,46 +91,6 @@ def test_a_stop_keeps_every_byte_that_came(hub: LoopbackHub, landing: Path, star
     worker.until("done")
     # The rest of CUT was still the kernel's
     assert SIZE + CUT - came <= hub.served("stop") <= SIZE + CUT - kept
-
-
-def test_a_partial_file_that_rotted_is_not_built_upon(hub: LoopbackHub, landing: Path, start: Start) -> None:
-    rotten, short = (hub_file(hub, f"rot/{name}.parquet", noise(SIZE, i)) for i, name in enumerate("rs"))
-    hub.fault("stall", path="rot", after=CUT, times=2)
-    worker = start()
-    worker.fetch(rotten, short)
-    until_durable(worker, CUT, [rotten, short])
-    worker.kill()
-    parts = {
-        read_record(each)["path"]: each.with_suffix(".part") for each in (landing / PARTS).glob("*.json")
-    }
-    with parts[rotten.path].open("r+b") as stream:
-        stream.seek(1000)
-        stream.write(b"rot")
-    with parts[short.path].open("r+b") as stream:
-        stream.truncate(CUT - 1)
-    (landing / PARTS / "orphan.part").write_bytes(b"of nobody")
-    worker = start()
-    worker.fetch(rotten, short)
-    worker.until("done", count=2)
-    assert [each["path"] for each in worker.of("anew")] == [rotten.path]
-    assert content(landing, rotten) == noise(SIZE, 0) and content(landing, short) == noise(SIZE, 1)
-    assert not worker.of("mismatch") and left(landing) == []
-
-
-def test_the_count_of_wrong_content_survives_a_kill(hub: LoopbackHub, landing: Path, start: Start) -> None:
-    file = hub_file(hub, "count.parquet", noise(SIZE, 1))
-    hub.fault("wrong", path="count", after=CUT)
-    hub.fault("stall", path="count", after=CUT)
-    worker = start()
-    worker.fetch(file)
-    worker.until("mismatch")
-    worker.kill()
-    hub.control("clear")
-    hub.fault("wrong", path="count", after=CUT, times=-1)
-    worker = start(attempts=2)
-    worker.fetch(file)
-    worker.until("failed")
-    assert [each["about"]["count"] for each in worker.of("mismatch")] == [2]
 
 
 # When the disk is not as it should be

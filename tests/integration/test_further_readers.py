@@ -17,9 +17,10 @@ from stoker.corpus.readers.table import READERS
 from stoker.corpus.records.sources import Source
 from stoker.corpus.staging.disk_contents import parquet_name
 from stoker.shards.audit.recount import recount, row_findings
+from stoker.shards.build import build_worker
 from stoker.shards.format.identity import BuildParameters
 from stoker.shards.format.steps import STEPS
-from support.builds import build_task, messages_of, run_to_end, set_bytes, small_tokenizer, start_worker
+from support.builds import Recorder, build_task, messages_of, set_bytes, small_tokenizer, start_worker
 from support.halting import halts_at, wait_halted
 from support.line_reader import READER, STEP
 from support.text import documents
@@ -31,6 +32,7 @@ MIN_WORDS, HALT_AFTER = 12, 9  # words of a document; messages of a build
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_worker._kept.clear()  # what a test of tokens used
     monkeypatch.chdir(Path(__file__).parents[1])  # a worker finds the package `support` there
     for table, further in ((READERS, READER), (STEPS, STEP)):
         for name, row in further.items():
@@ -47,7 +49,7 @@ def task_for(home: Path, content: bytes) -> dict[str, Any]:
 
 def test_a_line_a_document_is_built_resumed_and_recounted_by_a_row_in_each_table(tmp_path: Path) -> None:
     task = task_for(tmp_path / "in-peace", "\n".join(LINES).encode())
-    books = run_to_end(BUILD, task)["books"]
+    books = build_worker.main(task, Recorder())["books"]
     kept = [row for row, line in enumerate(LINES) if len(line.split()) >= MIN_WORDS]
     assert 300 < len(kept) < len(LINES) - 30
     assert (books["rows"], books["documents"]) == (len(LINES), len(kept))
@@ -81,7 +83,7 @@ def test_a_line_a_document_is_built_resumed_and_recounted_by_a_row_in_each_table
 
 def test_what_is_wrong_with_such_a_file_is_its_readers_word(tmp_path: Path) -> None:
     task = task_for(tmp_path, b"fine\n\xff\xfe\n")
-    result = run_to_end(BUILD, task)
+    result = build_worker.main(task, Recorder())
     assert (result["status"], result["reason"], result["row_group"]) == ("bad", "invalid_utf8", 0)
     source = Path(task["parquet"])
     flaw = reader_of(source).preflight(source, "text", decode=True)

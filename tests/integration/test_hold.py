@@ -22,7 +22,7 @@ from support.processes import RunningDaemon
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
-FILES = 5
+FILES = 4
 NEVER, SLOW = "001.parquet", "003.parquet"
 
 
@@ -38,10 +38,11 @@ def mischief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mischief:
 def run(
     hub: LoopbackHub, mischief: Mischief, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> TrainPipeline:
-    """A run over five URLs: one answers 500 for ever, the build of another stands still until SIGCONT."""
+    """A run over four URLs: one answers 500 for ever, the build of another stands still until SIGCONT."""
     for name in ("HF_TOKEN", "CREDENTIALS_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("STOKER_TEST_STEP_S", "0.03")
     mischief.plan("die", SLOW.removesuffix(".parquet"), signal.SIGSTOP)
     hub.fault("status", on="url", path=NEVER, times=-1)
     names = [write_fineweb(hub.root / f"urls/{n:03d}.parquet", rows=60, seed=n).name for n in range(FILES)]

@@ -13,14 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.hub_listing import list_hub, result_of
+from support.hub_listing import list_hub, one_worker, result_of
 from support.loopback_hub import REPO, LoopbackHub, noise
 
 LIBRARY = Path(__file__).parents[2] / "lib"
 SNAPSHOT = """
 import sys
 from huggingface_hub import snapshot_download
-print(snapshot_download(sys.argv[1], repo_type=sys.argv[2], endpoint=sys.argv[3], local_dir=sys.argv[4]))
+for kind, repo in zip(sys.argv[3::2], sys.argv[4::2]):
+    snapshot_download(repo, repo_type=kind, endpoint=sys.argv[1], local_dir=f"{sys.argv[2]}/{kind}")
 """
 
 
@@ -28,7 +29,8 @@ print(snapshot_download(sys.argv[1], repo_type=sys.argv[2], endpoint=sys.argv[3]
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The interpreter that has the client: this one, or one of a throw-away environment for each version."""
     if not request.param:
-        yield sys.executable
+        with one_worker():
+            yield sys.executable
         return
     place = tmp_path_factory.mktemp("client")
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
@@ -39,7 +41,8 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stoker.kit.workers.pipes.sys", SimpleNamespace(executable=there))
         patch.setenv("PYTHONPATH", str(LIBRARY))
-        yield there
+        with one_worker():
+            yield there
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +66,8 @@ def hub(filled: LoopbackHub) -> LoopbackHub:
 def test_the_hubs_own_client_gets_everything_from_it(hub: LoopbackHub, python: str, tmp_path: Path) -> None:
     hub.control("set", xet=True)
     environ = {**os.environ, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "*"}
-    for kind, repo in (("dataset", REPO), ("model", "org/m")):
-        words = [python, "-c", SNAPSHOT, repo, kind, hub.endpoint, str(tmp_path / kind)]
-        subprocess.run(words, env=environ, check=True, capture_output=True, timeout=120)
+    words = [python, "-c", SNAPSHOT, hub.endpoint, str(tmp_path), "dataset", REPO, "model", "org/m"]
+    subprocess.run(words, env=environ, check=True, capture_output=True, timeout=120)
     for number in range(7):
         assert (tmp_path / f"dataset/data/f{number}.parquet").read_bytes() == noise(2000, number)
     assert (tmp_path / "dataset/README.md").read_bytes() == b"hello\n"
@@ -130,13 +132,15 @@ def test_pages_that_lead_in_a_circle_end_the_listing(hub: LoopbackHub, python: s
     assert len(hub.requests("tree")) == 2
 
 
-def test_the_token_is_not_sent_where_pages_and_redirects_lead(hub: LoopbackHub, python: str) -> None:
+def test_the_token_is_not_sent_where_pages_and_redirects_lead(
+    hub: LoopbackHub, python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("good-token")
     hub.control("set", next_host=2)
-    _, ended = list_hub(hub, environ={"HF_TOKEN": "good-token"})
-    assert ended.result is not None
+    assert result_of(hub, token_file=str(tmp_path / "token"))
     hub.control("set", next_host=0)
     hub.fault("elsewhere", on="api", path="tree")
-    list_hub(hub, environ={"HF_TOKEN": "good-token"})
+    list_hub(hub, token_file=str(tmp_path / "token"))
     sent = {(each["host"], each["authorization"]) for each in hub.requests("tree")}
     assert sent == {("127.0.0.1", "Bearer good-token"), ("127.0.0.3", None)}
     assert len([each for each in hub.requests("tree") if each["host"] == "127.0.0.3"]) == 2
@@ -200,7 +204,8 @@ def test_a_gated_repository_names_its_page_and_the_token_is_never_told(
     without, bad = result_of(hub), list_hub(hub, token_file=str(tmp_path / "token"))
     assert without["class"] == "gated" and page in without["reason"] and "token_file" in without["reason"]
     assert bad[1].result is not None and bad[1].result["class"] == "gated"
-    good, ended = list_hub(hub, environ={"HF_TOKEN": "good-token"})
+    (tmp_path / "token").write_text("good-token")
+    good, ended = list_hub(hub, token_file=str(tmp_path / "token"))
     assert ended.result is not None and ended.result["files"] == 7
     assert "-token" not in json.dumps([bad[0], bad[1].result, good, ended.result, ended.stderr_tail])
 

@@ -108,16 +108,6 @@ def _start_of(pid: int) -> int:
         return 0
 
 
-def test_a_conversation_goes_on_until_the_input_is_closed(start: Any) -> None:
-    worker = start({"do": "answer"}, keep_open=True)
-    for number in (1, 2):
-        worker.send({"ask": number})
-        assert wait_until(worker.messages) == [{"kind": "answer", "to": number}]
-    worker.close_input()
-    ended, _ = run(worker)
-    assert ended.result == {"answered": 2}
-
-
 def test_a_worker_that_waits_for_a_line_hears_the_stop(start: Any) -> None:
     worker = start({"do": "answer"}, keep_open=True)
     worker.send({"ask": 1})
@@ -126,23 +116,21 @@ def test_a_worker_that_waits_for_a_line_hears_the_stop(start: Any) -> None:
     assert ended is not None and ended.result == {"stopped_after": 1}
 
 
-def test_a_task_larger_than_any_pipe_never_blocks_the_daemon(start: Any) -> None:
-    task = {"do": "size", "filler": "y" * (3 << 20)}
-    ended, _ = run(start(task))
-    assert ended.result == {"task_bytes": len(str(task))}
-
-
-def test_a_worker_that_does_not_read_never_blocks_the_daemon(start: Any) -> None:
-    worker = start({"do": "answer"}, keep_open=True)
-    worker.send({"ask": 1})
-    wait_until(worker.messages)
+def test_a_conversation_goes_on_until_the_input_is_closed_and_no_message_is_too_large_for_it(
+    start: Any,
+) -> None:
+    large = 3 << 20  # more than any pipe takes
+    worker = start({"do": "answer", "filler": "y" * large}, keep_open=True)
+    for number in (1, 2):
+        worker.send({"ask": number})
+        assert wait_until(worker.messages) == [{"kind": "answer", "to": number}]
     os.kill(worker.pid, signal.SIGSTOP)
-    worker.send({"ask": "z" * (3 << 20)})  # more than the pipe takes
+    worker.send({"ask": "z" * large})  # never blocks the daemon
     assert worker.messages() == []
     os.kill(worker.pid, signal.SIGCONT)
     worker.close_input()
     ended, said = run(worker)
-    assert ended.result == {"answered": 2} and len(said[0]["to"]) == 3 << 20
+    assert ended.result == {"answered": 3} and len(said[0]["to"]) == large
 
 
 def test_a_message_without_bounds_is_dropped_and_said(start: Any) -> None:
@@ -187,38 +175,30 @@ select.select([], [], [])
     daemon.stdout.close()
 
 
-def test_a_warm_worker_does_task_after_task_and_ends_with_its_input(start: Any) -> None:
-    worker = start({"do": "pid"}, module=WARM, keep_open=True)
+def test_a_warm_worker_does_task_after_task_may_be_silent_between_and_ends_with_its_input(start: Any) -> None:
+    bounds = Bounds(silent_s=30.0)
+    worker = start({"do": "pid"}, module=WARM, keep_open=True, bounds=bounds)
     pids = []
     for _ in range(3):
         done = wait_until(lambda: worker.hear()[1], what="the task's end")
         assert (done.kind, done.code) == ("finished", None)
         pids.append(done.result["pid"])
-        worker.give({"do": "pid"})
+        assert worker.poll() is None and worker.stuck_s() == 0
+        worker.give({"do": "pid"}, bounds=bounds)
     wait_until(lambda: worker.hear()[1])
+    assert worker.poll(time.monotonic() + 1000) is None and worker.stuck_s() == 0, "it is idle"
+    worker.give({"do": "pid"}, bounds=bounds)
+    assert wait_until(lambda: worker.hear()[1]).kind == "finished"
     worker.close_input()
     ended, _ = run(worker)
     assert pids == [worker.pid] * 3
     assert (ended.code, ended.signal, ended.error) == (0, None, None)
 
 
-def test_a_warm_module_that_is_given_a_single_task_ends_with_its_result(start: Any) -> None:
-    ended, _ = run(start({"do": "pid"}, module=WARM))
-    assert ended.kind == "finished" and ended.result is not None
-
-
 def test_an_error_ends_a_warm_worker_as_any_other(start: Any) -> None:
     worker = start({"do": "raise"}, module=WARM, keep_open=True)
     ended, _ = run(worker)
     assert (ended.kind, ended.code) == ("failed", 65)
-
-
-def test_an_idle_worker_may_be_silent(start: Any) -> None:
-    worker = start({"do": "pid"}, module=WARM, keep_open=True, bounds=Bounds(silent_s=30.0))
-    wait_until(lambda: worker.hear()[1])
-    assert worker.poll(time.monotonic() + 1000) is None and worker.stuck_s() == 0
-    worker.give({"do": "pid"}, bounds=Bounds(silent_s=30.0))
-    assert wait_until(lambda: worker.hear()[1]).kind == "finished"
 
 
 def test_neither_a_word_nor_cpu_time_is_a_stall_and_computing_is_none(start: Any) -> None:

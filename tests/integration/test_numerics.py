@@ -13,32 +13,36 @@ from stoker.supervise.audit.audit import audit_run
 from stoker.supervise.run.launch_record import read_launches
 from support.training import make_training
 
-CHANGE, END = 20, 30
+CHANGE, HALVED, END = 10, 15, 20
 
 
-def test_another_card_is_recorded_where_it_begins_and_a_replay_comes_up_to_there(
+def test_another_card_and_half_a_micro_batch_are_recorded_where_they_begin_and_a_replay_comes_up_to_there(
     shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / "home"
-    for steps, card in ((CHANGE, "A"), (END, "B")):
+    monkeypatch.setenv("STOKER_TEST_HALVES_AFTER", str(HALVED))
+    for steps, card in ((CHANGE, "A"), (END, "B"), (END + 5, "B")):
         monkeypatch.setenv("STOKER_TEST_CARD", card)
         run = make_training(shard_sets if steps == CHANGE else home, home, train__steps=steps)
         ended = run.once()
         assert ended.returncode == 0, ended.stderr
-    (event,) = run.events("bits_end_here")
-    assert (event["step"], event["message"], event["level"]) == (CHANGE, "card: A -> B", "info")
+    assert [(event["step"], event["message"], event["level"]) for event in run.events("bits_end_here")] == [
+        (CHANGE, "card: A -> B", "info"),
+        (HALVED, "micro_batch: 4 -> 2", "info"),
+    ]
+    (event,) = run.events("micro_batch_lowered")
+    assert (event["step"], event["before"], event["micro_batch"]) == (HALVED, 4, 2)
     lines, damage = read_launches(run.run.launches)
     # A new run has none before its trainer tells them, and a resumed one its checkpoint's.
-    cards = [(one.settings["numerics"] or {}).get("card") for one in lines]
-    assert ([one.resume_step for one in lines], cards) == ([0, 0, CHANGE, CHANGE], [None, "A", "A", "B"])
-    assert [one.launch for one in lines[::2]] == [one.launch for one in lines[1::2]] and not damage
+    numerics = [one.settings["numerics"] or {} for one in lines]
+    steps = [one.resume_step for one in lines]
+    told = [(has.get("card"), has.get("micro_batch")) for has in numerics]
+    assert steps == [0, 0, CHANGE, CHANGE, HALVED, END]
+    assert told == [(None, None), ("A", 4), ("A", 4), ("B", 4), ("B", 2), ("B", 2)]
+    assert len({one.launch for one in lines}) == 3 and not damage
     now = read_record(run.run.launch)["numerics"]
     newest = run.run.checkpoints / run.checkpoints()[-1]
-    assert (
-        now
-        == lines[-1].settings["numerics"]
-        == json.loads((newest / "trainer.json").read_bytes())["numerics"]
-    )
+    assert now == numerics[-1] == json.loads((newest / "trainer.json").read_bytes())["numerics"]
     assert audit_run(run.data.pipeline).findings == ()
 
     def replay(*options: str) -> tuple[int, str]:
@@ -54,20 +58,3 @@ def test_another_card_is_recorded_where_it_begins_and_a_replay_comes_up_to_there
         monkeypatch.setenv("STOKER_TEST_CARD", "A")
         code, said = replay()
         assert (code, f"identical: {CHANGE} steps" in said) == (0, True), said
-
-
-def test_a_halved_micro_batch_is_told_and_the_next_launch_begins_with_it(
-    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STOKER_TEST_HALVES_AFTER", "5")
-    run = make_training(shard_sets, tmp_path, train__steps=10)
-    assert run.once().returncode == 0
-    (event,) = run.events("micro_batch_lowered")
-    assert (event["step"], event["before"], event["micro_batch"]) == (5, 4, 2)
-    assert [event["message"] for event in run.events("bits_end_here")] == ["micro_batch: 4 -> 2"]
-
-    run = make_training(tmp_path, tmp_path, train__steps=20)
-    assert run.once().returncode == 0
-    launches, _ = read_launches(run.run.launches)
-    assert [one.settings["numerics"]["micro_batch"] for one in launches[-2:]] == [2, 2]
-    assert len(run.events("micro_batch_lowered")) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -22,7 +24,7 @@ from support.pipelines import opened
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
-FORK, END, LAST = 20, 40, 46
+FORK, END, LAST = 10, 20, 26
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def troubled(shard_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 def train_troubled(shard_sets: Path, home: Path) -> None:
     run = make_training(shard_sets, home, train__steps=END)
     daemon = run.start()
-    os.kill(run.wait_for_step(22).pid, signal.SIGKILL)
+    os.kill(run.wait_for_step(12).pid, signal.SIGKILL)
     wait_until(lambda: run.record().get("state") == "finished", 90, "the end of the first history")
     assert daemon.stop() == 0, daemon.said()
     skip = f"{FORK + 2}:{FORK + 5}"
@@ -47,18 +49,6 @@ def train_troubled(shard_sets: Path, home: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def replay(run: TrainPipeline, out: Path, *options: str) -> subprocess.Popen[str]:
-    code = "from stoker.cli.main import main; main()"
-    command = [sys.executable, "-P", "-c", code, "replay", str(run.data.file), "main", str(out), *options]
-    with run.trainer():
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
-
-
 @pytest.fixture(scope="module")
 def repeated(troubled: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a replay of it that was stopped once and then came to its end."""
@@ -67,21 +57,25 @@ def repeated(troubled: TrainPipeline, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def stop_and_replay(troubled: TrainPipeline, out: Path) -> None:
-    first = replay(troubled, out)
+    code = "from stoker.cli.main import main; main()"
+    command = [sys.executable, "-P", "-c", code, "replay", str(troubled.data.file), "main", str(out)]
+    with troubled.trainer():
+        first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rows = out / "run" / "log" / "metrics.jsonl"
     wait_until(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 8, 60, "a few steps")
     first.send_signal(signal.SIGTERM)
-    code, said, errors = ended(first)
-    assert code == 130, said + errors
-    assert "the same command continues from there" in said
+    printed, errors = first.communicate(timeout=120)
+    assert first.returncode == 130, printed + errors
+    assert "the same command continues from there" in printed
     assert processes_with_environment("STOKER_RUN_DIR", str(out / "run")) == []
-    code, said, errors = ended(replay(troubled, out, "--json"))
-    assert code == 0, said + errors
-    (out / "report.json").write_text(said)
+    said = io.StringIO()
+    with troubled.trainer(), contextlib.redirect_stdout(said):
+        assert exit_code(["replay", str(troubled.data.file), "main", str(out), "--json"]) == 0
+    (out / "report.json").write_text(said.getvalue())
 
 
 def test_a_troubled_history_comes_out_the_same_even_when_the_replay_is_stopped(
-    troubled: TrainPipeline, repeated: Path
+    troubled: TrainPipeline, repeated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = repeated
     assert [event["exit_class"] for event in troubled.events("trainer_exited")].count("killed") == 1
@@ -92,8 +86,8 @@ def test_a_troubled_history_comes_out_the_same_even_when_the_replay_is_stopped(
     assert report["files"] == 2
     assert report["heldout_rows"] >= 3
 
-    code, _, errors = ended(replay(troubled, out))
-    assert (code, "is a finished replay" in errors) == (64, True)
+    assert exit_code(["replay", str(troubled.data.file), "main", str(out)]) == 64
+    assert "is a finished replay" in capsys.readouterr().err
 
 
 def test_what_was_tampered_with_is_found(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from stoker.plan.log import read_plan
 from stoker.plan.timelines import read_timelines
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
-from stoker.store.record import read_record
+from stoker.store.record import read_record, write_record
 from stoker.supervise.audit.audit import audit_run
 from support.once import made_once
 from support.pipelines import opened
@@ -56,7 +55,7 @@ def wsd(home: Path, template: Path, steps: int) -> TrainPipeline:
     """A run whose decay begins after three quarters, with few checkpoints besides the one there."""
     (home / "warm").mkdir(parents=True, exist_ok=True)
     schedule = {"name": "wsd", "warmup_steps": 2, "decay": 0.25}
-    seals = {"every": None, "every_steps": 19, "keep_last": 1, "busy": "skip"}
+    seals = {"every": None, "every_steps": 25, "keep_last": 1, "busy": "skip"}
     return make_training(
         template,
         home,
@@ -67,34 +66,24 @@ def wsd(home: Path, template: Path, steps: int) -> TrainPipeline:
     )
 
 
-def test_a_longer_horizon_of_wsd_starts_where_its_decay_began_or_says_why_not(
-    shard_sets: Path, tmp_path: Path
-) -> None:
-    run = wsd(tmp_path / "wsd", shard_sets, 40)
+def test_a_longer_horizon_of_wsd_starts_where_its_decay_began(shard_sets: Path, tmp_path: Path) -> None:
+    run = wsd(tmp_path / "wsd", shard_sets, 20)
     assert run.once().returncode == 0
-    kept = [run.run.checkpoints / f"step-0000000{step}" for step in (30, 40, 60)]
+    kept = [run.run.checkpoints / f"step-0000000{step}" for step in (15, 20, 30)]
     assert set(run.checkpoints()) >= {kept[0].name, kept[1].name} and run.events("horizon_longer") == []
     shutil.rmtree(kept[0])  # the mirror has kept it too
-    run = wsd(tmp_path / "wsd", shard_sets, 80)
+    run = wsd(tmp_path / "wsd", shard_sets, 40)
     assert run.once().returncode == 0
     (event,) = run.events("horizon_longer")
-    assert (event["step"], event["left"], event["steps"]) == (30, 40, 80)
+    assert (event["step"], event["left"], event["steps"]) == (15, 20, 40)
     (fork,) = read_timelines(run.run.timelines).forks
-    assert (fork.from_step, fork.skip, fork.reason) == (30, (), "longer horizon: 80 steps")
+    assert (fork.from_step, fork.skip, fork.reason) == (15, (), "longer horizon: 40 steps")
     steps = {(row["timeline"], row["step"]) for row in run.rows() if "loss" in row}
-    assert steps == {(0, step) for step in range(1, 41)} | {(1, step) for step in range(31, 81)}
+    assert steps == {(0, step) for step in range(1, 21)} | {(1, step) for step in range(16, 41)}
     assert audit_run(run.data.pipeline).findings == ()
     assert kept[0].exists() and kept[2].exists()
-    assert [event["step"] for event in run.events("checkpoint_fetched")] == [30]
+    assert [event["step"] for event in run.events("checkpoint_fetched")] == [15]
     assert run.data.status(TRAIN_SUPERVISOR)["timeline_reason"] == fork.reason
-
-    shutil.rmtree(kept[2])
-    shutil.rmtree(next((tmp_path / "wsd" / "warm").glob(f"checkpoints/main/t1/{kept[2].name}-*")))
-    run = wsd(tmp_path / "wsd", shard_sets, 88)
-    assert run.once().returncode == 0
-    (missing,) = run.events("milestone_missing")
-    assert missing["step"] == 60 and "continues from step 80" in missing["message"]
-    assert run.last_step() == 88 and read_timelines(run.run.timelines).current == 1
 
 
 def test_a_run_without_gains_is_finished_early_and_goes_on_when_patience_is_raised(
@@ -106,20 +95,13 @@ def test_a_run_without_gains_is_finished_early_and_goes_on_when_patience_is_rais
         return make_training(shard_sets, tmp_path / "early", train__evaluate=evaluate, train__optimizer=still)
 
     run = patient(3)
-    assert run.once().returncode == run.once().returncode == 0  # the second finds it finished
+    assert run.once().returncode == 0
     (told,) = run.events("stopped_early")
     assert (told["step"], told["evaluations"], told["best_step"]) == (15, 3, 0)
     record = run.record()
     assert (record["state"], record["finished"], record["launches"]) == ("finished", "early_stop", 1)
     assert run.checkpoints()[-1] == "step-000000015" and run.last_step() == 15
     assert audit_run(run.data.pipeline).findings == ()
-    log = run.run.metrics  # a stop came before the last evaluation
-    log.write_bytes(
-        b"".join(row for row in log.read_bytes().splitlines(True) if b'"step": 15, "val' not in row)
-    )
-    assert run.once().returncode == 0
-    record = run.record()
-    assert (record["finished"], record["launches"], run.last_step()) == ("early_stop", 2, 15)
     assert patient(4).once().returncode == 0 and run.last_step() == 20
 
 
@@ -151,30 +133,26 @@ def test_a_set_that_rots_while_it_is_read_is_restored_and_the_run_goes_on(
     assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 67))
 
 
-Edit = Callable[[list[bytes]], list[bytes]]
-EDITS: dict[str, tuple[Edit, int, str]] = {
-    "reordered": (lambda lines: lines[::-1], 65, "lines were changed or lost"),
-    "cut": (lambda lines: lines[:-1], 0, "run_file_restored"),
-}
-
-
-@pytest.mark.parametrize("name", EDITS)
 def test_a_plan_that_was_changed_is_refused_and_one_that_lost_its_end_is_healed(
-    changed: TrainPipeline, tmp_path: Path, name: str
+    changed: TrainPipeline, tmp_path: Path
 ) -> None:
-    edit, code, said = EDITS[name]
     run = make_training(changed.data.home, tmp_path / "edited", **CHANGED)
     whole = run.run.plan.read_bytes()
-    run.run.plan.write_bytes(b"".join(edit(whole.splitlines(keepends=True))))
+    lines = whole.splitlines(keepends=True)
+    run.run.plan.write_bytes(b"".join(lines[::-1]))
     ended = run.once()
-    assert (ended.returncode, said in ended.stderr) == (code, True), ended.stderr
-    if code == 0:
-        assert run.run.plan.read_bytes() == whole
-        assert audit_run(run.data.pipeline).findings == ()
-    else:
-        assert run.run.plan.read_bytes() != whole  # nothing was guessed at
-        shutil.copy(run.run.checkpoints / run.checkpoints()[-1] / "plan.jsonl", run.run.plan)
-        assert run.once().returncode == 0
+    assert (ended.returncode, "lines were changed or lost" in ended.stderr) == (65, True), ended.stderr
+    assert run.run.plan.read_bytes() == b"".join(lines[::-1])  # nothing was guessed at
+
+    run.run.plan.write_bytes(b"".join(lines[:-1]))
+    at_its_last_step = {"state": "paused", "finished": None, "paused": {"since": "", "by": "uid 0"}}
+    write_record(run.run.record, run.record() | at_its_last_step)
+    ended = run.once()
+    assert (ended.returncode, "run_file_restored" in ended.stderr) == (0, True), ended.stderr
+    assert run.run.plan.read_bytes() == whole
+    record, launches = run.record(), len(run.events("trainer_launched"))
+    assert (record["state"], record["paused"], launches) == ("finished", None, 2), "no trainer again"
+    assert audit_run(run.data.pipeline).findings == ()
 
 
 def test_another_build_of_a_version_is_refused_and_a_new_run_waits_for_the_next_version_and_begins_with_it(

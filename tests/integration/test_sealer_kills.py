@@ -21,6 +21,7 @@ from support.trainer_run import Inbox, TrainerRun
 from support.training import SEALER, SLOW_ENOUGH, TrainPipeline, make_training, never_two, runs
 from support.waiting import wait_until
 
+SMALL = {"STOKER_TEST_TRAINER": "small", "PYTHONPATH": str(SMALL_TRAINER)}
 EVERY = 10  # steps between two checkpoints of `make_training`
 MUON = {"train__optimizer": {"name": "muon", "lr": 0.003}}
 RECOMPUTE = {"train__recompute": "blocks"}
@@ -31,60 +32,53 @@ def halted_sealer(run: TrainPipeline) -> ProcessId | None:
     return next((each for each in run.sealers() if is_halted(each.pid)), None)
 
 
-@pytest.mark.parametrize(
-    ("halt", "victims"),
-    [
-        ("half-20", "trainer"),
-        ("begun-20", "sealer"),
-        ("begun-20", "guard"),
-        # Else the guard may let the sealer go on. The next supervisor gives it the stop time, too.
-        ("begun-20", "guard trainer supervisor"),
-        ("half-20", "guard trainer sealer"),
-    ],
-)
 def test_with_a_save_in_flight_a_kill_costs_at_most_that_save(
-    finished: TrainPipeline,
-    shard_sets: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    halt: str,
-    victims: str,
+    finished: TrainPipeline, shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in halts_at(tmp_path / "halts", [halt]).items():
+    halts = ["begun-10", "half-20", "begun-30", "half-40", "begun-50"]
+    for name, value in halts_at(tmp_path / "halts", halts).items():
         monkeypatch.setenv(name, value)
-    run = make_training(shard_sets, tmp_path / "killed")
+    run = make_training(shard_sets, tmp_path / "killed", supervise__stop_time="60s")  # sealers stand still
     daemon = run.start()
+
+    def kill(*names: str) -> ProcessId:
+        """Kill these in this order; returns the sealer, which stands still with a save in flight."""
+        sealer = wait_until(lambda: halted_sealer(run), what="a save in flight")
+        named = {"trainer": run.trainers(), "sealer": [sealer], "guard": run.guards()}
+        dying = [named[name][0] for name in names]
+        for victim in dying:
+            signal_process(victim, signal.SIGKILL)
+        wait_gone(dying)
+        return sealer
+
+    def go_on(sealer: ProcessId, step: int, met: int) -> None:
+        """Let it seal that step once a supervisor has met it, which launches nothing meanwhile."""
+        launches = len(run.events("trainer_launched"))
+        wait_until(lambda: run.events("leftovers_found")[met:], what="the supervisor to meet the sealer")
+        assert sealer.alive() and len(run.events("trainer_launched")) == launches
+        assert f"step-{step:09d}" not in run.checkpoints()
+        signal_process(sealer, signal.SIGCONT)
+
     try:
         with never_two(run.trainers, run.sealers):
-            sealer = wait_until(lambda: halted_sealer(run), what="a save in flight")
-            named = {"trainer": run.trainers(), "sealer": [sealer], "guard": run.guards()}
-            dying = [each[0] for name, each in named.items() if name in victims]
-            for victim in dying:
-                signal_process(victim, signal.SIGKILL)
-            met = 0
-            if "supervisor" in victims:
-                daemon.kill()
-                met = len(run.events("leftovers_found"))
-                daemon = run.start()
-            wait_gone(dying)
-            if "guard" in victims and "sealer" not in victims:
-                wait_until(
-                    lambda: run.events("leftovers_found")[met:], what="the supervisor to meet the sealer"
-                )
-                assert sealer.alive() and len(run.events("trainer_launched")) == 1
-                assert "step-000000020" not in run.checkpoints()
-                signal_process(sealer, signal.SIGCONT)
+            kill("sealer")
+            kill("trainer")  # whose guard lets the sealer go on
+            # A guard first: one that lives on lets the sealer go on, too.
+            sealer = kill("guard", "trainer")
+            daemon.kill()
+            met = len(run.events("leftovers_found"))
+            daemon = run.start()
+            go_on(sealer, 30, met)
+            kill("guard", "trainer", "sealer")
+            wait_until(lambda: run.events("trainer_launched")[3:], what="the launch after all of them")
+            met = len(run.events("leftovers_found"))
+            go_on(kill("guard"), 50, met)
             wait_until(lambda: run.record().get("state") == "finished", what="the end of the run")
     finally:
         assert daemon.stop() == 0
-    resumed = [event["resume_step"] for event in run.events("trainer_launched")][1:]
-    if victims == "sealer":
-        assert resumed == [] and "SIGKILL" in run.events("checkpoint_failed")[0]["message"]
-    elif victims == "guard":
-        assert resumed[0] >= 20
-    else:
-        assert resumed == [10 if "sealer" in victims else 20]
+    assert "SIGKILL" in run.events("checkpoint_failed")[0]["message"]
+    *resumed, last = [event["resume_step"] for event in run.events("trainer_launched")][1:]
+    assert resumed == [20, 30, 30] and last >= 50
     assert run.rows() == finished.rows()
     assert run.tensors() == finished.tensors()
 
@@ -130,22 +124,20 @@ def test_a_run_killed_sixty_times_equals_its_replay(
     survive(besieged(shard_sets, tmp_path / "killed", 60), 60, monkeypatch, tmp_path)
 
 
-def test_with_torch_and_its_options_a_killed_run_equals_its_replay(
-    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {**MUON, **RECOMPUTE, **DOCUMENTS}
-    run = besieged(shard_sets, tmp_path / "killed", 2, with_torch=True, **options)
-    survive(run, 2, monkeypatch, tmp_path)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("options", [{}, MUON, {"train__compile": "blocks"}, RECOMPUTE, DOCUMENTS])
-def test_with_torch_a_run_killed_twelve_times_equals_its_replay(
-    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [
+        (2, {**MUON, **RECOMPUTE, **DOCUMENTS}),
+        *((12, each) for each in ({}, MUON, {"train__compile": "blocks"}, RECOMPUTE, DOCUMENTS)),
+    ],
+)
+def test_with_torch_a_killed_run_equals_its_replay(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, options: dict[str, Any]
 ) -> None:
-    run = besieged(shard_sets, tmp_path / "killed", 12, with_torch=True, **options)
-    survive(run, 12, monkeypatch, tmp_path)
+    run = besieged(shard_sets, tmp_path / "killed", kills, with_torch=True, **options)
+    survive(run, kills, monkeypatch, tmp_path)
 
 
 def test_a_stop_with_a_save_in_flight_finishes_that_and_seals_the_last_step(
@@ -178,8 +170,7 @@ def test_a_disk_that_stays_full_is_told_at_the_first_save_and_ends_the_trainer_a
     subprocess.run(small, check=True)
     try:
         cadence = {"every_s": None, "every_steps": 20}
-        environ = {"STOKER_TEST_TRAINER": "small", "PYTHONPATH": str(SMALL_TRAINER)}
-        trainer = run.start(checkpoint=cadence, socket_path=inbox.path, environ=environ)
+        trainer = run.start(checkpoint=cadence, socket_path=inbox.path, environ=SMALL)
         assert inbox.until_end(trainer) == 74
         assert run.checkpoints() == []
         failed = [word for word in inbox.read() if "SAVE_FAILED" in word]
@@ -207,7 +198,10 @@ def test_a_sealer_that_stands_still_holds_up_the_next_save_alone_and_its_checkpo
     inbox = Inbox(tmp_path / "notify.sock")
     for name, run in both.items():
         run.plan(200)
-        environ = halts_at(tmp_path / "halts", ["begun-7"]) if name == "halted" else None
+        environ = dict(SMALL)
+        if name == "halted":
+            halts = halts_at(tmp_path / "halts", ["begun-7"])["PYTHONPATH"]
+            environ["PYTHONPATH"] = os.pathsep.join((halts, SMALL["PYTHONPATH"]))
         trainer = run.start(checkpoint=cadence, environ=environ, socket_path=inbox.path)
         if name == "halted":
             wait_until(lambda: waits_for_the_sealer(inbox.read()[-1:]), what="the next save")

@@ -8,18 +8,22 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.corpus.records.receipts import write_receipt
+from stoker.corpus.records.sources import Source, write_source
 from stoker.kit.workers.parent import Worker
 from stoker.store.errors import DataError, UsageError
 from stokerd.common.files_list import insist_known, read_files_list
+from support.audits import audit_of
 from support.mounts import apart
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline, make_pipeline
-from support.processes import stop_worker
+from support.pipelines import DataPipeline, Template, make_pipeline
+from support.processes import daemon_command, stop_worker
 from support.sites import write_site
 from support.waiting import wait_until
 
@@ -27,7 +31,8 @@ TOKENIZER = {"train": {"vocab_size": 400, "train_bytes": "10KB"}}
 
 # In stage workers: small steps, and a halt (once) when so much is copied. A kill -9 of the daemon takes the
 # halted worker along.
-COPYING = """
+HALT_AT = 8 * 4096
+COPYING = f"""
 import os, signal, sys
 if "stoker.corpus.staging.stage_worker" in sys.orig_argv:
     from stoker.store import direct
@@ -35,7 +40,7 @@ if "stoker.corpus.staging.stage_worker" in sys.orig_argv:
     whole = direct.DirectWriter.append
     def append(self, chunk):
         whole(self, chunk)
-        if self.done >= 10 * 4096:
+        if self.done >= {HALT_AT}:
             try:
                 os.unlink(os.path.join(os.path.dirname(__file__), "halt"))
             except FileNotFoundError:
@@ -53,6 +58,8 @@ if "stoker.shards.build.build_worker" in sys.orig_argv:
     whole = sealing.seal
     def seal(build, *rest, **named):
         try:
+            if build.task.source_path != os.path.basename(os.environ["STOKER_TEST_SOURCE"]):
+                raise FileNotFoundError
             os.rename(os.path.join(here, "new"), os.path.join(here, "used"))
         except FileNotFoundError:
             return whole(build, *rest, **named)
@@ -86,151 +93,115 @@ def site(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def parquet_left(data: DataPipeline) -> list[str]:
-    return sorted(path.name for path in data.pipeline.hot_layout.parquet.iterdir())
-
-
 def test_a_copy_across_file_systems_goes_on_after_a_kill_and_the_set_is_the_same(
-    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+    drained: Template, tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = make_pipeline(tmp_path, hot=str(elsewhere), tokenizer=TOKENIZER)
-    write_fineweb(data.source / "a.parquet", 600)
+    """As that of the given tokenizer's pipeline, wherever files were: not mounted, or links for a while."""
+    how = {"hot": str(elsewhere), "tokenizer": drained.tokenizer, "shard__workers": 2}
+    data = make_pipeline(tmp_path, **how, stage__copies=1)  # no other file is there before the kill
+    shutil.copytree(drained.made.source, data.source, dirs_exist_ok=True)
     data.receive()
-    with monkeypatch.context() as patch:
-        for name, value in site(tmp_path / "site", COPYING).items():
-            patch.setenv(name, value)
-        (tmp_path / "site" / "halt").touch()
-        daemon = data.start("stage_shard")
-        wait_until(lambda: not (tmp_path / "site" / "halt").exists(), what="the copy to be half done")
-        daemon.kill()
-        assert data.once("stage_shard").returncode == 0
-    resumed = data.events("stage_shard", "stage_resumed")
-    assert [(each["path"], each["bytes"]) for each in resumed] == [("a.parquet", 10 * 4096)]
-    assert data.states() == {"a.parquet": "released"}
-    assert parquet_left(data) == []
-    peace = make_pipeline(tmp_path / "peace", tokenizer=TOKENIZER)
-    shutil.copy(data.source / "a.parquet", peace.source)
-    peace.drain()
-    assert data.sets() == peace.sets()
-
-
-def test_a_file_that_turned_into_a_link_holds_nobody_up_and_goes_on_once_it_is_a_file_again(
-    tmp_path: Path, elsewhere: Path
-) -> None:
-    data = make_pipeline(tmp_path, hot=str(elsewhere), tokenizer=TOKENIZER, shard__workers=2)
-    for number, name in enumerate("abc"):
-        write_fineweb(data.source / f"{name}.parquet", 60, seed=number)
-    data.receive()
-    swapped = data.source / "b.parquet"
-    swapped.rename(tmp_path / "b.parquet")
-    swapped.symlink_to(tmp_path / "b.parquet")
+    for name, value in site(tmp_path / "site", COPYING).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "site" / "halt").touch()
     daemon = data.start("stage_shard")
-    try:
-        wait_until(lambda: list(data.states().values()).count("released") == 2, what="the siblings")
-        wait_until(lambda: data.events("stage_shard", "stage_failed"), what="the reason")
-        assert data.states()["b.parquet"] == "seen"
-        assert "symbolic link" in data.events("stage_shard", "stage_failed")[0]["reason"]
-        swapped.unlink()
-        (tmp_path / "b.parquet").rename(swapped)
-        wait_until(lambda: data.states()["b.parquet"] == "released", what="the file that came back")
-        shown = data.status()["parallelism"]
-    finally:
-        assert daemon.stop() == 0
-    assert shown == {"builders": 2, "copies": 2}  # the file says two builders
-
-
-def test_staging_waits_for_an_unmounted_source_and_blames_no_file(tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path, tokenizer=TOKENIZER)
-    for number, name in enumerate("abc"):
-        write_fineweb(data.source / f"{name}.parquet", 60, seed=number)
-    data.receive()
-    data.source.rename(tmp_path / "away")
+    wait_until(lambda: not (tmp_path / "site" / "halt").exists(), what="the copy to be half done")
+    daemon.kill()
+    away = data.source.rename(tmp_path / "away")
     data.source.mkdir()  # the mount point
+    data = make_pipeline(tmp_path, **how)
     daemon = data.start("stage_shard")
     try:
         wait_until(lambda: data.events("stage_shard", "source_unavailable"), what="the pause")
         wait_until(lambda: "mount it" in data.status().get("trouble", ""), what="the reason in the status")
+        (away / "001.parquet").rename(tmp_path / "1.parquet")
+        (away / "001.parquet").symlink_to(tmp_path / "1.parquet")
         data.source.rmdir()
-        (tmp_path / "away").rename(data.source)
-        wait_until(lambda: set(data.states().values()) == {"released"}, what="everything built")
+        away.rename(data.source)
+        wait_until(lambda: list(data.states().values()).count("released") == 2, what="the siblings")
+        wait_until(
+            lambda: "symbolic link" in str(data.events("stage_shard", "stage_failed")), what="the reason"
+        )
+        assert data.states()["001.parquet"] == "seen"
+        (tmp_path / "1.parquet").rename(data.source / "001.parquet")
+        wait_until(lambda: data.states()["001.parquet"] == "released", what="the file that came back")
+        assert data.status()["parallelism"] == {"builders": 2, "copies": 2}  # the file says two builders
     finally:
         assert daemon.stop() == 0
-    assert len(data.events("stage_shard", "source_unavailable")) == 1
-    assert len(data.events("stage_shard", "source_available")) == 1
+    assert HALT_AT in [each["bytes"] for each in data.events("stage_shard", "stage_resumed")]
+    for word in ("source_unavailable", "source_available"):
+        assert len(data.events("stage_shard", word)) == 1
     assert not data.reasons()
+    assert not list(data.pipeline.hot_layout.parquet.iterdir())
+    assert (data.sets(), data.pin().build_id) == (drained.made.sets(), drained.made.pin().build_id)
+    assert data.pin().tokenizer_trained_on is None
 
 
 def test_a_source_that_is_written_to_under_its_link_is_disputed_hashed_again_and_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drained: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = make_pipeline(tmp_path, tokenizer=TOKENIZER)
-    file = write_fineweb(data.source / "a.parquet", 60)
-    was = data.source / "a.parquet"
+    """So is a quarantined one that differs from its receipt, once nobody knows any more what was found."""
+    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
+    for number, name in enumerate("ab"):
+        write_fineweb(data.source / f"{name}.parquet", 60, seed=number)
     for name, value in site(tmp_path / "site", CHANGING).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("STOKER_TEST_SOURCE", str(was))
+    monkeypatch.setenv("STOKER_TEST_SOURCE", str(data.source / "a.parquet"))
     write_fineweb(tmp_path / "site" / "new", 60, seed=9)
     data.receive()
-    before = data.receipts()["a.parquet"].sha256
+    right = data.receipts()
+    mended = replace(right["b.parquet"], sha256="0" * 64, etag="1-1-1")
+    write_receipt(data.pipeline.layout, mended)
+    bad = Source("prose", mended.path, mended.size, str(mended.sha256))
+    write_source(data.pipeline.layout, replace(bad, state="quarantined", reason="page_corrupt"))
     daemons = [data.start("download_watchdog"), data.start("stage_shard")]
     try:
-        wait_until(lambda: data.states().get("a.parquet") == "released", what="the new content built")
+        wait_until(lambda: list(data.states().values()) == ["released"] * 2, what="the new contents built")
     finally:
         assert [daemon.stop() for daemon in daemons] == [0, 0]
-    assert data.sources()["a.parquet"].sha256 == data.receipts()["a.parquet"].sha256 != before
-    assert data.events("download_watchdog", "receipt_disputed") or data.events(
-        "download_watchdog", "source_changed"
-    )
-    assert len(data.sets()) == 1
-    assert file.exists()
+    receipts, sources = data.receipts(), data.sources()
+    assert receipts["b.parquet"].sha256 == sources["b.parquet"].sha256 == right["b.parquet"].sha256
+    assert sources["a.parquet"].sha256 == receipts["a.parquet"].sha256 != right["a.parquet"].sha256
+    words = ("receipt_disputed", "source_changed")
+    told = {each["path"] for word in words for each in data.events("download_watchdog", word)}
+    assert told == {"a.parquet", "b.parquet"}
+    assert len(data.sets()) == 2
+    assert audit_of(data.file)["balanced"]
 
 
 class TestFilesList:
     @staticmethod
-    def list_of(data: DataPipeline, *names: str) -> str:
+    def run(data: DataPipeline, daemon: str, *names: str) -> subprocess.CompletedProcess[str]:
         file = data.home / "list"
-        file.write_text("".join(f"{name}\n" for name in names) + "\n")
-        return str(file)
-
-    @staticmethod
-    def run(data: DataPipeline, daemon: str, *options: str) -> subprocess.CompletedProcess[str]:
-        code = f"import sys; from stokerd.{daemon} import main; sys.exit(main())"
-        command = [sys.executable, "-P", "-c", code, str(data.file), "--once", *options]
+        file.write_text("".join(f"{name}.parquet\n" for name in names) + "\n")
+        command = daemon_command(daemon, data.file, "--once", "--files-list", str(file))
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
-    @pytest.fixture
-    def data(self, tmp_path: Path) -> DataPipeline:
-        made = make_pipeline(tmp_path, tokenizer=TOKENIZER)
-        for number, name in enumerate("abcd"):
-            write_fineweb(made.source / "sub" / f"{name}.parquet", 60, seed=number)
-        return made
-
-    def test_only_listed_files_are_built_and_those_that_train_the_tokenizer_brought(
-        self, data: DataPipeline
+    def test_only_listed_files_are_hashed_or_built_and_those_that_train_the_tokenizer_brought(
+        self, tmp_path: Path
     ) -> None:
-        early = self.run(data, "stage_shard", "--files-list", self.list_of(data, "sub/d.parquet"))
+        data = make_pipeline(tmp_path, tokenizer=TOKENIZER)
+        for number, name in enumerate("abcd"):
+            write_fineweb(data.source / f"{name}.parquet", 60, seed=number)
+        early = self.run(data, "stage_shard", "d")
         assert early.returncode == 69
         assert "stoker-download-watchdog" in early.stderr
-        data.once("download_watchdog")
-        ended = self.run(data, "stage_shard", "--files-list", self.list_of(data, "sub/d.parquet"))
+        ended = self.run(data, "download_watchdog", "b")
+        assert ended.returncode == 0, ended.stderr
+        assert list(data.receipts()) == ["b.parquet"]
+        assert len(data.listed()) == 4
+        data.receive()
+        ended = self.run(data, "stage_shard", "d", "x", "c/c")
+        assert (ended.returncode, "c/c.parquet, x.parquet; correct the list" in ended.stderr) == (65, True)
+        assert not data.sources() or set(data.states().values()) == {"seen"}
+        ended = self.run(data, "stage_shard", "d")
         assert ended.returncode == 0, ended.stderr
         states = data.states()
-        assert states["sub/d.parquet"] == "released"
+        assert states["d.parquet"] == "released"
         assert set(states.values()) <= {"seen", "staged", "released"}
         assert list(states.values()).count("released") == 1
         assert "1 files built" in ended.stderr
         assert "not finished" not in ended.stderr
-        data.build()
-        assert set(data.states().values()) == {"released"}
-
-    def test_names_that_are_not_there_are_listed_and_nothing_is_done(self, data: DataPipeline) -> None:
-        names = self.list_of(data, "sub/d.parquet", "sub/x.parquet", "c.parquet")
-        for daemon in ("download_watchdog", "stage_shard"):
-            ended = self.run(data, daemon, "--files-list", names)
-            assert ended.returncode == 65
-            assert "c.parquet, sub/x.parquet; correct the list" in ended.stderr
-            data.once("download_watchdog")
-        assert not data.sources() or set(data.states().values()) == {"seen"}
 
     @pytest.mark.parametrize("text", ["", "\n\n", None])
     def test_a_list_that_names_no_file_is_refused(self, tmp_path: Path, text: str | None) -> None:
@@ -245,12 +216,6 @@ class TestFilesList:
         (tmp_path / "list").write_text(f"{name}\n")
         with pytest.raises(DataError, match="correct the list"):
             insist_known(read_files_list(tmp_path / "list"), {"a.parquet"}, "the source")
-
-    def test_the_watchdog_hashes_listed_files_alone_and_lists_all(self, data: DataPipeline) -> None:
-        ended = self.run(data, "download_watchdog", "--files-list", self.list_of(data, "sub/b.parquet"))
-        assert ended.returncode == 0, ended.stderr
-        assert list(data.receipts()) == ["sub/b.parquet"]
-        assert len(data.listed()) == 4
 
 
 class TestLister:
@@ -353,16 +318,3 @@ def look(lister: Worker, number: int) -> dict[str, Any]:
 
     wait_until(over, what="the look")
     return {**last, "files": sorted(files)}
-
-
-def test_a_moved_source_folder_renews_the_receipts_of_its_files(tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path)
-    write_fineweb(data.source / "a.parquet", 60)
-    data.receive()
-    moved = tmp_path / "moved"
-    data.source.rename(moved)
-    data = make_pipeline(tmp_path, dataset__source={"kind": "folder", "path": str(moved)})
-    data.source.rmdir()
-    assert data.once("download_watchdog").returncode == 0
-    assert data.receipts()["a.parquet"].file == str(moved / "a.parquet")
-    assert [each["path"] for each in data.events("download_watchdog", "file_reverified")] == ["a.parquet"]

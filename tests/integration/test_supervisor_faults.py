@@ -92,7 +92,7 @@ def disk_fails(shard_sets: Path, home: Path, disk: str, fault: str) -> None:
     """In mounts of its own: the disk of the checkpoints, or of the run, takes no bytes in its middle."""
     from support.mounts import mount_small, remount
 
-    run = make_training(shard_sets, home / "run", train__steps=120, supervise__no_progress_launches=1)
+    run = make_training(shard_sets, home / "run", train__steps=60, supervise__no_progress_launches=1)
     place = run.run.checkpoints if disk == "checkpoints" else run.data.pipeline.layout.runs
     mount_small(place, 8 << 20)
     daemon = run.start()
@@ -116,5 +116,5 @@ def disk_fails(shard_sets: Path, home: Path, disk: str, fault: str) -> None:
         wait_until(lambda: run.record()["state"] == "finished", LONG_S, "the end of the run")
     finally:
         assert daemon.stop() == 0
-    assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 121))
+    assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 61))
     assert not list(run.data.pipeline.layout.quarantine.iterdir())

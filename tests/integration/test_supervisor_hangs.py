@@ -63,9 +63,9 @@ def test_a_trainer_that_holds_the_gil_for_ever_is_stopped_at_its_limit_with_its_
 def test_a_guard_a_supervisor_and_a_worker_that_stand_still_cost_the_trainer_nothing(
     shard_sets: Path, tmp_path: Path, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STOKER_TEST_STEP_S", "0.05")  # the plan must last while nobody extends it
+    monkeypatch.setenv("STOKER_TEST_STEP_S", "0.1")  # the plan must last while nobody extends it
     hanging.ask("stop-proof")
-    limits = {"supervise__hang_limit": "3s", "supervise__limits": {"load": "60s"}}
+    limits = {"supervise__hang_limit": "6s", "supervise__limits": {"load": "60s"}}
     run = make_training(
         shard_sets, tmp_path / "stopped", train__steps=20_000, train__global_batch=1, **limits
     )

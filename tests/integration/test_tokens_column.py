@@ -10,16 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
 from stoker.corpus.readers.parquet import preflight
 from stoker.corpus.readers.table import Tokens
 from stoker.corpus.readers.token_lists import decode_tokens
+from stoker.shards.build import build_worker
 from stoker.shards.tokenize.tokenizer import load_tokenizer
-from support.builds import build_task, run_to_end, set_bytes, small_tokenizer
-from support.downloads import stoker
+from support.audits import audit_of
+from support.builds import Recorder, build_task, set_bytes, small_tokenizer
 from support.pipelines import make_pipeline
 
-BUILD, EOT = "stoker.shards.build.build_worker", 0
+EOT = 0
 U16, U32 = pa.uint16(), pa.uint32()
 KINDS = [pa.list_(U16), pa.list_(U32), pa.large_list(U32)]
 
@@ -45,7 +47,8 @@ def write(path: Path, column: Any, **others: Any) -> Path:
 def built(home: Path, source: Path, tokenizer: Path, **changes: Any) -> tuple[dict[str, Any], Path]:
     about = {"text_column": "tokens", "tokens": True, "filters": {}, **changes}
     task = build_task(home, source, tokenizer, **about)
-    return run_to_end(BUILD, task), Path(task["target"])
+    build_worker._kept.clear()  # what a test of text used
+    return build_worker.main(task, Recorder()), Path(task["target"])
 
 
 def stored(target: Path, split: str) -> list[list[int]]:
@@ -130,7 +133,7 @@ def test_another_type_is_refused_by_the_footer(tmp_path: Path, kind: Any) -> Non
 
 
 def test_a_pipeline_of_tokens_is_built_counted_and_audited_and_bad_files_set_aside(
-    tmp_path: Path, tokenizer: Path
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = make_pipeline(
         tmp_path,
@@ -153,13 +156,13 @@ def test_a_pipeline_of_tokens_is_built_counted_and_audited_and_bad_files_set_asi
     assert reasons == {"bad.parquet": "bad_tokens", "wide.parquet": "column_type"}
     books = data.sources()["0.parquet"].books
     assert books is not None and dict(books.dropped or ())["languages"] > 100
-    audited = stoker("audit", data.file, "--deep")
-    assert audited.returncode == 0, audited.stdout + audited.stderr
+    assert audit_of(data.file, deep=True)["findings"] == []
     (tmp_path / "again").mkdir()
     again = tmp_path / "again" / data.file.name
-    again.write_text(stoker("config", "show", data.file).stdout)
+    capsys.readouterr()
+    assert exit_code(["config", "show", str(data.file)]) == 0
+    again.write_text(capsys.readouterr().out)
     assert load_pipeline(again).dataset == data.pipeline.dataset
-    checked = stoker("config", "check", data.file)
-    assert checked.returncode == 0, checked.stderr
-    still = stoker("quarantine", "release", data.file, "bad.parquet")
-    assert (still.returncode, "row 0, which begins [5, 6]: end-of-text" in still.stderr) == (1, True)
+    assert exit_code(["config", "check", str(data.file)]) == 0, capsys.readouterr().err
+    assert exit_code(["quarantine", "release", str(data.file), "bad.parquet"]) == 1
+    assert "row 0, which begins [5, 6]: end-of-text" in capsys.readouterr().err

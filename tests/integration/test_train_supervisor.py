@@ -22,7 +22,7 @@ from stoker.cli.pipeline.status import report_lines
 from stoker.kit.process import signal_process
 from stoker.observe.status import read_status
 from stoker.observe.verdict import Facts
-from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR, StateLayout
 from stoker.store.record import read_record, write_record
 from stoker.supervise.run.launch_ends import read_ends
 from support.checkpoint_data import DEEP, with_body
@@ -37,6 +37,8 @@ def test_a_run_left_in_peace_ends_with_its_horizon_and_its_books(finished: Train
     assert finished.checkpoints() == ["step-000000040", "step-000000050", "step-000000060"]
     assert (books["step"], books["applied"], books["tokens"]) == (60, 240, 240 * 64)
     assert [row["step"] for row in finished.rows() if "loss" in row] == list(range(1, 61))
+    assert evaluation(finished)["step"] == 60, "it was evaluated after its last checkpoint was sealed"
+    assert told(finished, f", held-out {evaluation(finished)['val_loss']:.4f} at step 60")
 
 
 def test_every_second_of_a_run_is_in_the_line_of_its_launch(finished: TrainPipeline) -> None:
@@ -62,104 +64,70 @@ def test_the_commands_show_launches_and_checkpoints(
     assert f"  goodput            {goodput.split('goodput ')[1]}" in told(finished, "goodput").splitlines()
 
 
-def test_a_finished_run_starts_no_trainer_again(finished: TrainPipeline, tmp_path: Path) -> None:
-    run = copy_of(finished, tmp_path / "again")
-    at_its_last_step = {"state": "paused", "finished": None, "paused": {"since": "", "by": "uid 0"}}
-    write_record(run.run.record, run.record() | at_its_last_step)
-    ended = run.once()
-    assert ended.returncode == 0, ended.stderr
-    assert len(run.events("trainer_launched")) == 1
-    assert (run.record()["state"], run.record()["paused"]) == ("finished", None)
-    assert evaluation(run)["step"] == 60, "it was evaluated after its last checkpoint was sealed"
-    assert told(run, f", held-out {evaluation(run)['val_loss']:.4f} at step 60")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"train__seed": 2}, "seed is 1 in this run and 2 now"),
-        ({"dataset__version": 2}, "dataset_version is 1 in this run and 2 now"),
-    ],
-)
-def test_what_must_not_change_inside_a_run_is_refused_with_both_values(
-    finished: TrainPipeline, tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
-    ended = copy_of(finished, tmp_path / "changed", **change).once()
-    assert ended.returncode == 78
-    assert said in ended.stderr
-
-
 def copy_of(finished: TrainPipeline, home: Path, **changes: Any) -> TrainPipeline:
     return make_training(finished.data.home, home, **changes)
 
 
-def test_a_finished_run_with_a_farther_horizon_goes_on(finished: TrainPipeline, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flipped", "content"),
+    [
+        ("model-00001.safetensors", b""),
+        pytest.param("SHA256SUMS", b'{"v":1}', marks=pytest.mark.long),
+        pytest.param("plan.jsonl", b'{"best', marks=pytest.mark.long),
+    ],
+)
+def test_a_run_goes_on_to_a_farther_horizon_over_a_flipped_bit_in_its_newest_checkpoint_and_a_lost_record(
+    finished: TrainPipeline, tmp_path: Path, flipped: str, content: bytes
+) -> None:
     told = tmp_path / "told"
     code = f'import os; open({str(told)!r}, "a").write(os.environ["STOKER_STEP"] + " ")'
     hook = shlex.join([sys.executable, "-c", code])
     run = copy_of(finished, tmp_path / "further", train__steps=70, train__on_checkpoint=hook)
-    assert run.once().returncode == 0
+    before = run.record()
+    run.run.record.write_bytes(content)
+    file = run.run.checkpoints / "step-000000060" / flipped
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert "run.json" in [event["what"] for event in run.events("run_file_restored")]
+    assert {key: run.record()[key] for key in ("run_id", "heldout", "seed")} == {
+        key: before[key] for key in ("run_id", "heldout", "seed")
+    }
+    finding = run.events("checkpoint_quarantined")[0]
+    assert finding["path"] == "checkpoints/step-000000060"
+    assert flipped in finding["reason"] or flipped == "SHA256SUMS"
+    assert (Path(finding["moved_to"]) / "step-000000060" / flipped).exists()
+    assert "event=checkpoint_quarantined" in ended.stderr
+    assert run.data.status(TRAIN_SUPERVISOR)["figures"]["quarantined"] == 1
+    assert run.events("trainer_launched")[1]["resume_step"] == 50
     assert told.read_text().split()[-1] == "70"  # a supervisor with nothing else to do waits for it
     assert run.record()["finished"] == "steps"
     assert run.checkpoints()[-1] == "step-000000070"
     assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 71))
 
 
-def test_the_end_of_the_data_is_an_end_too(shard_sets: Path, tmp_path: Path) -> None:
-    run = make_training(
-        shard_sets,
-        tmp_path / "short",
-        train__steps=10_000,
-        train__seq_len=512,
-        train__global_batch=16,
-        train__model={"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 32},
-        plan__epochs=1,
-        train__evaluate={"every_steps": None, "tokens": 0},
-    )
-    assert run.once().returncode == 0
-    record, books = run.record(), read_record(run.run.consumed)
-    assert (record["state"], record["finished"], record["heldout"]) == ("finished", "data_exhausted", None)
-    assert 0 < books["remainder"] < 16
-    assert books["applied"] == books["step"] * 16
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model-00001.safetensors",
-        pytest.param("SHA256SUMS", marks=pytest.mark.long),
-        pytest.param("plan.jsonl", marks=pytest.mark.long),
-    ],
-)
-def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_run_back_to_the_one_before(
-    finished: TrainPipeline, tmp_path: Path, name: str
+def test_a_pause_seals_and_holds_over_restarts_and_a_stop_seals_a_checkpoint_of_the_step_that_was_reached(
+    shard_sets: Path, tmp_path: Path
 ) -> None:
-    run = copy_of(finished, tmp_path / "flipped", metrics__ports={"download": 0, "shard": 0, "train": 0})
-    file = run.run.checkpoints / "step-000000060" / name
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    file.write_bytes(data)
+    only_at_the_end = {"every": None, "every_steps": 5000}
+    run = make_training(shard_sets, tmp_path / "paused", train__steps=5000, train__checkpoint=only_at_the_end)
     daemon = run.start()
     try:
-        launched = wait_until(lambda: run.events("trainer_launched")[1:], what="a launch after the finding")
-        assert launched[0]["resume_step"] == 50
-        finding = run.events("checkpoint_quarantined")[0]
-        assert finding["path"] == "checkpoints/step-000000060"
-        assert name in finding["reason"] or name == "SHA256SUMS"
-        assert (Path(finding["moved_to"]) / "step-000000060" / name).exists()
-        assert "event=checkpoint_quarantined" in daemon.said()
-        assert run.metrics()["stoker_checkpoints_quarantined_total",] == 1.0
+        run.wait_for_step(5)
+        assert exit_code(["pause", str(run.data.file)]) == 0
+        assert "stoker resume continues" in wait_until(lambda: told(run, "paused by uid"), what="the status")
+        assert run.checkpoints() == [f"step-{run.last_step():09d}"]
+        assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
     finally:
         assert daemon.stop() == 0
-
-
-def test_a_stop_seals_a_checkpoint_of_the_step_that_was_reached(shard_sets: Path, tmp_path: Path) -> None:
-    only_at_the_end = {"every": None, "every_steps": 5000}
-    run = make_training(
-        shard_sets, tmp_path / "stopped", train__steps=5000, train__checkpoint=only_at_the_end
-    )
+    assert run.once().returncode == 75 and launches(run) == 1
+    assert exit_code(["resume", str(run.data.file)]) == 0  # filed: nobody is there
     daemon = run.start()
-    run.wait_for_step(5)
+    run.wait_for_step(run.last_step() + 1)
+    assert (run.record()["state"], launches(run)) == ("running", 2)
+
     before, (guard,) = run.processes(), run.guards()
     signal_process(guard, signal.SIGSTOP)  # it takes its time to ask the trainer
     daemon.process.terminate()
@@ -192,7 +160,7 @@ def evaluation(run: TrainPipeline) -> dict[str, Any]:
     return [row for row in run.rows() if "val_loss" in row][-1]
 
 
-def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_speed(
+def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_ends_where_all_is_known_and_read(
     shard_sets: Path, tmp_path: Path
 ) -> None:
     run = make_training(
@@ -204,7 +172,7 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         train__model={"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "ffn_width": 32},
         train__evaluate={"every_steps": None, "tokens": 0},
         train__checkpoint={"every": "0.3s"},
-        plan={"segment_tokens": 2000, "hold": "0.5s"},
+        plan={"segment_tokens": 2000, "hold": "0.5s", "epochs": 1},
         supervise__hang_limit="2s",  # the wait is longer, and no hang
         supervise__no_progress_launches=100,  # where loading takes as long
     )
@@ -239,8 +207,14 @@ def test_a_run_that_waits_for_data_says_what_for_and_since_when_and_tells_no_spe
         assert [metrics["stoker_processes", role] for role in roles] == [1, 1, 1]
         rss_bytes = [metrics["stoker_process_rss_bytes", role] for role in roles]
         assert rss_bytes[1] < rss_bytes[0] and rss_bytes[2] == metrics["stoker_trainer_rss_bytes",]
+        write_record(run.data.pipeline.layout.dataset("prose"), pin.to_record())
+        wait_until(lambda: run.record()["state"] == "finished", what="the end of the data")
     finally:
         assert daemon.stop() == 0
+    record, books = run.record(), read_record(run.run.consumed)
+    assert (record["finished"], record["heldout"]) == ("data_exhausted", None)
+    assert 0 < books["remainder"] < 16
+    assert books["applied"] == books["step"] * 16
 
 
 def long_waits(run: TrainPipeline) -> list[dict[str, Any]]:
@@ -266,14 +240,14 @@ def test_launches_that_get_nowhere_halt_the_run_until_its_file_changes_or_somebo
     assert "heldout" in end["message"] and "held-out data changed" in end["last_lines"][-1]
     assert end["last_lines"][-1] in Path(end["output"]).read_text()
     assert run.events("run_halted")[-1]["level"] == "error"
-    assert run.once().returncode == 70 and launches(run) == before + 2, "a restart mends nothing"
     run = copy_of(finished, tmp_path / "broken", supervise__no_progress_launches=1, **changes)
-    assert run.once().returncode == 70 and launches(run) == before + 3, "a changed file may"
+    assert run.once().returncode == 70 and launches(run) == before + 3, "a changed file may mend it"
     daemon = run.start()
     try:
         text = wait_until(lambda: told(run, "  halted "), what="the status")
         assert "stoker resume FILE" in text and "left no new proven checkpoint" in text
         assert run.metrics()["stoker_train_halted",] == 1.0
+        assert launches(run) == before + 3, "a restart mends nothing"
         run.run.heldout.write_bytes(whole)
         assert exit_code(["resume", str(run.data.file)]) == 0
         wait_until(lambda: run.record()["state"] == "finished", what="the end of the run")
@@ -284,45 +258,6 @@ def test_launches_that_get_nowhere_halt_the_run_until_its_file_changes_or_somebo
         "the pipeline file has changed",
         f"asked for by uid {os.getuid()}",
     ]
-
-
-def test_a_paused_run_seals_and_stays_paused_over_restarts(shard_sets: Path, tmp_path: Path) -> None:
-    only_at_the_end = {"every": None, "every_steps": 5000}
-    run = make_training(shard_sets, tmp_path / "paused", train__steps=5000, train__checkpoint=only_at_the_end)
-    daemon = run.start()
-    try:
-        run.wait_for_step(5)
-        assert exit_code(["pause", str(run.data.file)]) == 0
-        assert "stoker resume continues" in wait_until(lambda: told(run, "paused by uid"), what="the status")
-        assert run.checkpoints() == [f"step-{run.last_step():09d}"]
-        assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
-    finally:
-        assert daemon.stop() == 0
-    assert run.once().returncode == 75 and launches(run) == 1
-    assert exit_code(["resume", str(run.data.file)]) == 0  # filed: nobody is there
-    daemon = run.start()
-    try:
-        run.wait_for_step(run.last_step() + 1)
-    finally:
-        assert daemon.stop() == 0
-    assert (run.record()["state"], launches(run)) == ("running", 2)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", pytest.param(b'{"v":1}', marks=pytest.mark.long), pytest.param(b'{"best', marks=pytest.mark.long)],
-)
-def test_a_damaged_run_record_is_restored_from_the_newest_checkpoint(
-    finished: TrainPipeline, tmp_path: Path, content: bytes
-) -> None:
-    run = copy_of(finished, tmp_path / "damaged")
-    before = run.record()
-    run.run.record.write_bytes(content)
-    assert run.once().returncode == 0
-    assert "run.json" in [event["what"] for event in run.events("run_file_restored")]
-    assert {key: run.record()[key] for key in ("run_id", "heldout", "seed")} == {
-        key: before[key] for key in ("run_id", "heldout", "seed")
-    }
 
 
 def test_a_run_whose_every_checkpoint_is_bad_begins_anew_only_when_told_to(
@@ -370,8 +305,8 @@ def newer_manifest(shards: Path) -> None:
     ("below", "name", "make"),
     [
         ("state/runs/main/checkpoints/step-000000060", "checkpoint.json", newer),
-        ("state/runs/main/run.json", "run.json", newer_record),
-        ("hot/shards", "manifest.json", newer_manifest),
+        pytest.param("state/runs/main/run.json", "run.json", newer_record, marks=pytest.mark.long),
+        pytest.param("hot/shards", "manifest.json", newer_manifest, marks=pytest.mark.long),
     ],
 )
 def test_what_a_newer_stoker_wrote_stops_the_run_and_stays_as_it_is(
@@ -387,19 +322,24 @@ def test_what_a_newer_stoker_wrote_stops_the_run_and_stays_as_it_is(
     assert list(run.data.pipeline.layout.quarantine.iterdir()) == []
 
 
-def test_what_a_newer_stoker_wrote_stops_the_data_daemons_too(shard_sets: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("daemon", "place"),
+    [
+        (STAGE_SHARD, StateLayout.dataset),
+        pytest.param(DOWNLOAD_WATCHDOG, StateLayout.listing, marks=pytest.mark.long),
+    ],
+)
+def test_what_a_newer_stoker_wrote_stops_the_data_daemons_too(
+    shard_sets: Path, tmp_path: Path, daemon: str, place: Callable[[StateLayout, str], Path]
+) -> None:
     data = make_training(shard_sets, tmp_path / "newer").data
-    layout = data.pipeline.layout
-    for daemon, file in (
-        (STAGE_SHARD, layout.dataset("prose")),
-        (DOWNLOAD_WATCHDOG, layout.listing("prose")),
-    ):
-        newer_record(file)
-        written = file.read_bytes()
-        ended = data.once(daemon)
-        assert ended.returncode == 78, ended.stderr
-        assert f"{file} is of format version 2, this Stoker reads version 1" in ended.stderr
-        assert file.read_bytes() == written
+    file = place(data.pipeline.layout, "prose")
+    newer_record(file)
+    written = file.read_bytes()
+    ended = data.once(daemon)
+    assert ended.returncode == 78, ended.stderr
+    assert f"{file} is of format version 2, this Stoker reads version 1" in ended.stderr
+    assert file.read_bytes() == written
 
 
 @pytest.mark.long

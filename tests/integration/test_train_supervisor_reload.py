@@ -34,88 +34,82 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("reloads", [2, pytest.param(20, marks=pytest.mark.long)])
-def test_a_trainer_notices_no_reload_and_nothing_is_lost_or_left(
-    shard_sets: Path, tmp_path: Path, reloads: int
-) -> None:
-    run = make_training(shard_sets, tmp_path / "reloaded", **ENDLESS)
-    daemon = run.start()
-    try:
-        hang_up(daemon)  # before its launch, or in the middle of it
-        wait_until(lambda: run.events("reloaded"), what="the first reload")
-        launched = wait_until(lambda: run.events("trainer_launched"), what="the launch")[0]
-        wait_until(lambda: trains(run, launched["launch"]), what="its first step")  # it has told its numerics
-        wait_for_a_cycle(run)  # or the new image has not opened all of its descriptors
-        (trainer,) = run.trainers()
-        launches, place, at_rest = run.run.launches.read_bytes(), metrics_place(run), at_rest_now(daemon, run)
-        with (
-            never_two(run.trainers),
-            always_held(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR), run.run.trainer_lock),
-        ):
-            for number in range(reloads):
-                reload(run, daemon, supervise__hang_limit=f"{20 + number}m")
-                wait_until(lambda: has_no_more(daemon, run, at_rest), what="as few descriptors as before")
-        assert run.trainers() == [trainer]
-        assert run.run.launches.read_bytes() == launches
-        assert metrics_place(run) == place
-        counts = run.metrics()
-        assert counts["stoker_events_total", "reloaded"] == reloads + 1
-        assert counts["stoker_train_time_seconds_total", "down"] == 0.0
-        assert counts["stoker_train_tokens_total",] == counts["stoker_train_history_tokens",] > 0
-        assert [event["changed"] for event in run.events("reloaded")[1:]] == [
-            ["supervise.hang_limit"]
-        ] * reloads
-        second = run.once()
-        assert (second.returncode, "held by" in second.stderr) == (75, True)
-
-        rows = [row["step"] for row in run.rows() if "loss" in row]
-        assert rows == list(range(1, len(rows) + 1)), "every step once"
-
-        signal_process(trainer, signal.SIGKILL)
-        launched = wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")[0]
-        assert run.events("trainer_exited")[0]["exit_class"] == "killed"
-        wait_until(lambda: trains(run, launched["launch"]), what="its first step")
-        environs = [Path(f"/proc/{child.pid}/environ").read_bytes() for child in run.processes()]
-        assert environs
-        assert not [environ for environ in environs if VARIABLE.encode() in environ]
-    finally:
-        assert daemon.stop() == 0
-    assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
+@pytest.fixture(autouse=True)
+def _slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_TEST_STEP_S", "0.1")  # thousands of them prove no more
 
 
-def test_what_cannot_be_reloaded_is_refused_and_the_old_code_goes_on(
-    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reloads", [1, pytest.param(20, marks=pytest.mark.long)])
+def test_a_trainer_notices_no_reload_granted_or_refused_and_nothing_is_lost_or_left(
+    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reloads: int
 ) -> None:
     shadow = tmp_path / "shadow"
     shadow.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(shadow))
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    run = make_training(shard_sets, tmp_path / "refused", **ENDLESS)
-    whole = run.data.file.read_text()
+    run = make_training(shard_sets, tmp_path / "reloaded", **ENDLESS)
     with heard(tmp_path / "notify") as words:
-        daemon = run.start()
+        with monkeypatch.context() as systemd:
+            systemd.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+            daemon = run.start()
         try:
-            trainer = run.wait_for_step(5)
-            run.data.file.write_text(whole + "trian: {}\n")
-            hang_up(daemon)
-            first = wait_until(lambda: run.events("reload_refused"), what="the refusal of the file")[0]
-            assert f"data.yaml:{whole.count(chr(10)) + 1}: trian" in first["reason"]
-
-            run.data.file.write_text(whole)
-            (shadow / "prometheus_client.py").write_text('raise ImportError("half an upgrade")\n')
-            hang_up(daemon)
-            second = wait_until(lambda: run.events("reload_refused")[1:], what="the refusal of the code")[0]
-            assert "half an upgrade" in second["reason"]
-            assert run.trainers() == [trainer]
-            assert not run.events("reloaded")
-
-            (shadow / "prometheus_client.py").unlink()
-            reload(run, daemon)
-            assert run.trainers() == [trainer]
+            reloaded(run, daemon, shadow, reloads)
         finally:
             assert daemon.stop() == 0
+    assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
     turns = [word for word in words if word in ("READY=1", "RELOADING=1", "MONOTONIC_USEC")]
-    assert turns == ["READY=1"] + ["RELOADING=1", "MONOTONIC_USEC", "READY=1"] * 3
+    assert turns == ["READY=1"] + ["RELOADING=1", "MONOTONIC_USEC", "READY=1"] * (3 + reloads)
+
+
+def reloaded(run: TrainPipeline, daemon: RunningDaemon, shadow: Path, reloads: int) -> None:
+    """Reload it before it trains and then so often, refused twice between, and look at what is left of it."""
+    hang_up(daemon)  # before its launch, or in the middle of it
+    wait_until(lambda: run.events("reloaded"), what="the first reload")
+    launched = wait_until(lambda: run.events("trainer_launched"), what="the launch")[0]
+    wait_until(lambda: trains(run, launched["launch"]), what="its first step")  # it has told its numerics
+    wait_for_a_cycle(run)  # or the new image has not opened all of its descriptors
+    (trainer,) = run.trainers()
+    launches, place, at_rest = run.run.launches.read_bytes(), metrics_place(run), at_rest_now(daemon, run)
+    with (
+        never_two(run.trainers),
+        always_held(run.data.pipeline.layout.lock(TRAIN_SUPERVISOR), run.run.trainer_lock),
+    ):
+        be_refused(run, daemon, shadow / "prometheus_client.py")
+        for number in range(reloads):
+            reload(run, daemon, supervise__hang_limit=f"{20 + number}m")
+            wait_until(lambda: has_no_more(daemon, run, at_rest), what="as few descriptors as before")
+    assert run.trainers() == [trainer]
+    assert run.run.launches.read_bytes() == launches
+    assert metrics_place(run) == place
+    counts = run.metrics()
+    assert counts["stoker_events_total", "reloaded"] == reloads + 1
+    assert counts["stoker_train_time_seconds_total", "down"] == 0.0
+    assert counts["stoker_train_tokens_total",] == counts["stoker_train_history_tokens",] > 0
+    assert [event["changed"] for event in run.events("reloaded")[1:]] == [["supervise.hang_limit"]] * reloads
+    rows = [row["step"] for row in run.rows() if "loss" in row]
+    assert rows == list(range(1, len(rows) + 1)), "every step once"
+
+    signal_process(trainer, signal.SIGKILL)
+    launched = wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")[0]
+    assert run.events("trainer_exited")[0]["exit_class"] == "killed"
+    wait_until(lambda: trains(run, launched["launch"]), what="its first step")
+    environs = [Path(f"/proc/{child.pid}/environ").read_bytes() for child in run.processes()]
+    assert environs
+    assert not [environ for environ in environs if VARIABLE.encode() in environ]
+
+
+def be_refused(run: TrainPipeline, daemon: RunningDaemon, module: Path) -> None:
+    """Ask it for a file, and then for code, that it cannot begin with."""
+    whole = run.data.file.read_text()
+    run.data.file.write_text(whole + "trian: {}\n")
+    hang_up(daemon)
+    first = wait_until(lambda: run.events("reload_refused"), what="the refusal of the file")[0]
+    assert f"data.yaml:{whole.count(chr(10)) + 1}: trian" in first["reason"]
+    run.data.file.write_text(whole)
+    module.write_text('raise ImportError("half an upgrade")\n')
+    hang_up(daemon)
+    second = wait_until(lambda: run.events("reload_refused")[1:], what="the refusal of the code")[0]
+    assert "half an upgrade" in second["reason"]
+    module.unlink()
 
 
 # In the new image, before it has read what was handed over.
@@ -134,7 +128,8 @@ def act(word):
         signal.pthread_kill(others[0].ident, signal.SIGTERM)
         time.sleep(0.2)
     elif word == "end":
-        guard, = children(os.getpid())
+        ours = children(os.getpid())
+        guard = next(pid for pid in ours if b"kit.guard" in Path(f"/proc/{{pid}}/cmdline").read_bytes())
         trainer, = children(guard)
         os.kill(trainer, signal.SIGKILL)
         while Path(f"/proc/{{guard}}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
@@ -161,6 +156,10 @@ if "stokerd.train_supervisor" in " ".join(__import__("sys").orig_argv):
         act("kill-taken")
         return trainer
     GuardedTrainer.adopted = taken
+    # All that a kind of job of the supervisor needs besides its worker and its module: a row.
+    from stokerd.supervision.jobs import ACTIVITIES
+    from support.census import CENSUS
+    ACTIVITIES["census"] = CENSUS
 """
 
 
@@ -170,120 +169,93 @@ def acting(shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     site = tmp_path / "site"
     site.mkdir()
     write_site(site, _SITE)
-    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[1]}")
     run = make_training(shard_sets, tmp_path / "acting", **ENDLESS)
-    daemon = run.start()
+    daemons = [run.start()]
 
     def act(word: str) -> None:
         (site / word).touch()
         run.wait_for_step(run.last_step() + 3)
-        hang_up(daemon)
+        hang_up(daemons[-1])
 
     try:
-        yield run, daemon, act
+        yield run, daemons, act
     finally:
-        daemon.stop()
+        daemons[-1].stop()
 
 
-def test_a_reload_that_fails_a_trainers_end_and_a_stop_in_the_middle_of_it(acting: tuple[Any, ...]) -> None:
-    run, daemon, act = acting
+def test_a_reload_may_be_killed_fail_meet_a_trainers_end_or_a_stop_and_a_job_of_one_row_is_handed_over(
+    acting: tuple[Any, ...],
+) -> None:
+    run, daemons, act = acting
+    resumed = begin_again_after(acting, "kill-begun")
+    met = len(counted(run))
+    first, before = wait_until(lambda: counted(run)[met:], what="the worker of a new kind of job")[0]
+    assert before == []
+    wait_until(lambda: run.metrics()["stoker_train_workers", "census"] == 1, what="it in the metrics")
+    wait_until(lambda: "census" in run.data.status(TRAIN_SUPERVISOR)["workers"], what="it in the status")
+    os.kill(first, signal.SIGKILL)
+    second, before = wait_until(lambda: counted(run)[met + 1 :], what="another worker")[0]
+    assert before == [first]
+
+    reload(run, daemons[-1], train__on_checkpoint="sleep 601")
+    _, before = wait_until(lambda: counted(run)[met + 2 :], what="a worker of the next image")[0]
+    assert before == [first, second], "handed over"
+    assert run.metrics()["stoker_train_worker_ends_total", "census", "killed"] == 1
+    assert run.metrics()["stoker_train_checkpoint_step",] == resumed, "still proven"
+
     act("fails")
     (refused,) = wait_until(lambda: run.events("reload_refused"), what="the refusal")
     assert "No such file or directory" in refused["reason"]
-    assert len(run.events("trainer_launched")) == 1
+    assert len(run.events("trainer_launched")) == 2
 
+    (hook,) = wait_until(lambda: hooks(daemons[-1]), what="the command of a proven checkpoint")
+    met = len(counted(run))
     act("end")
-    wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")
-    assert [event["exit_class"] for event in run.events("trainer_exited")] == ["killed"]
+    wait_until(lambda: run.events("trainer_launched")[2:], what="the next launch")
+    assert [event["exit_class"] for event in run.events("trainer_exited")][-1] == "killed"
+    wait_until(lambda: [] in (before for _, before in counted(run)[met:]), what="what its phase resets")
+    wait_until(lambda: hooks(daemons[-1]), what="the same command again")
+    assert len(hooks(daemons[-1])) == 1 and not hook.alive()
 
     act("stop")
-    assert daemon.process.wait(LONG_S) == 0
+    assert daemons[-1].process.wait(LONG_S) == 0
     assert [event["event"] for event in run.events()][-2:] == ["trainer_exited", "daemon_stopped"]
     assert run.events("trainer_exited")[-1]["exit_class"] == "stopped_as_asked"
-    assert run.checkpoints() == [f"step-{run.last_step():09}"]
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "kill-begun",
-        pytest.param("kill-before", marks=pytest.mark.long),
-        pytest.param("kill-taken", marks=pytest.mark.long),
-    ],
-)
-def test_after_a_kill_on_the_way_the_trainer_saves_and_the_next_start_goes_on(
-    acting: tuple[Any, ...], place: str
-) -> None:
-    run, daemon, act = acting
-    with never_two(run.trainers):
-        act(place)
-        assert daemon.process.wait(LONG_S) == -signal.SIGKILL
-        second = run.start()
-        try:
-            launched = wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")
-            assert (resumed := launched[0]["resume_step"]) >= 3, "what the trainer saved"
-            if place == "kill-begun":
-                reload(run, second, train__on_checkpoint="sleep 601")
-                assert run.metrics()["stoker_train_checkpoint_step",] == resumed, "still proven"
-                (first,) = wait_until(lambda: hooks(second), what="the command of a proven checkpoint")
-                reload(run, second)
-                wait_until(lambda: hooks(second), what="the same again")
-                assert len(hooks(second)) == 1 and not first.alive()
-        finally:
-            assert second.stop() == 0
+    assert run.checkpoints()[-1] == f"step-{run.last_step():09}"
     wait_gone(run.processes())
 
 
-# All that a kind of job of the supervisor needs besides its worker and its module: a row.
-ROW = """
-import sys
-if "stokerd.train_supervisor" in " ".join(sys.orig_argv):
-    from stokerd.supervision.jobs import ACTIVITIES
-    from support.census import CENSUS
-    ACTIVITIES["census"] = CENSUS
-"""
+def begin_again_after(acting: tuple[Any, ...], place: str) -> int:
+    """Kill the supervisor at a place on its way, and start it again; the step that the trainer saved."""
+    run, daemons, act = acting
+    with never_two(run.trainers):
+        act(place)
+        assert daemons[-1].process.wait(LONG_S) == -signal.SIGKILL
+        launches = len(run.events("trainer_launched"))
+        daemons.append(run.start())
+        launched = wait_until(lambda: run.events("trainer_launched")[launches:], what="the next launch")
+        resumed = int(launched[0]["resume_step"])
+        assert resumed >= 3, "what the trainer saved"
+    return resumed
 
 
-def test_a_new_kind_of_job_is_started_shown_handed_over_and_ended_with_its_phase_by_its_row(
-    shard_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["kill-before", "kill-taken"])
+def test_after_a_kill_on_the_way_the_trainer_saves_and_the_next_start_goes_on(
+    acting: tuple[Any, ...], place: str
 ) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    write_site(site, ROW)
-    monkeypatch.setenv("PYTHONPATH", f"{site}:{Path(__file__).parents[1]}")
-    run = make_training(shard_sets, tmp_path / "census", **ENDLESS)
-    daemon = run.start()
+    run, daemons, _ = acting
+    begin_again_after(acting, place)
+    assert daemons[-1].stop() == 0
+    wait_gone(run.processes())
 
-    def nth_worker(number: int) -> tuple[ProcessId, list[int]]:
-        """The worker, and those of its launch before it that the supervisor remembers."""
 
-        def look() -> tuple[ProcessId, list[int]] | None:
-            with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
-                pid, before = json.loads((run.run.root / "census").read_text().splitlines()[number])
-                return ProcessId.of(pid), before
-            return None
-
-        return wait_until(look, what=f"worker {number}")
-
-    try:
-        first, before = nth_worker(0)
-        assert before == []
-        wait_until(lambda: run.metrics()["stoker_train_workers", "census"] == 1, what="it in the metrics")
-        wait_until(lambda: "census" in run.data.status(TRAIN_SUPERVISOR)["workers"], what="it in the status")
-        signal_process(first, signal.SIGKILL)
-        second, before = nth_worker(1)
-        assert before == [first.pid]
-        reload(run, daemon)
-        third, before = nth_worker(2)
-        assert before == [first.pid, second.pid], "handed over"
-        assert run.metrics()["stoker_train_worker_ends_total", "census", "killed"] == 1
-        (trainer,) = run.trainers()
-        signal_process(trainer, signal.SIGKILL)
-        _, before = nth_worker(3)
-        assert before == [], "reset with its phase"
-        wait_gone([first, second, third])
-    finally:
-        assert daemon.stop() == 0
+def counted(run: TrainPipeline) -> list[tuple[int, list[int]]]:
+    """The workers of support.census, each with those of its launch that the supervisor remembered."""
+    file = run.run.root / "census"
+    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    return [(pid, before) for pid, before in map(json.loads, lines)]
 
 
 def reload(run: TrainPipeline, daemon: RunningDaemon, **changes: Any) -> None:

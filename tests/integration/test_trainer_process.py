@@ -32,12 +32,20 @@ def inbox(tmp_path: Path) -> Iterator[Inbox]:
     inbox.close()
 
 
-def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path: Path, inbox: Inbox) -> None:
-    run = TrainerRun(tmp_path, steps=100_000)
-    run.plan(4000)
+def test_a_trainer_waits_for_the_plan_seals_a_proven_checkpoint_at_a_stop_and_ends_with_the_data(
+    tmp_path: Path, inbox: Inbox
+) -> None:
+    run = TrainerRun(tmp_path, steps=1000)
+    run.plan(20)  # two batches of 8, and 4 windows that are no batch
     write_site(tmp_path, _SHOWS_FROZEN)
     trainer = run.start(socket_path=inbox.path, environ={"PYTHONPATH": str(tmp_path)})
-    wait_until(lambda: (inbox.read(), run.last_step() >= 4)[1], what="some steps")
+    wait_until(lambda: _phase(inbox) == "wait-data", what="waiting for data")
+    assert run.last_step() == 2
+    run.plan(8)  # with the 4 left over: one batch across two entries
+    wait_until(lambda: (inbox.read(), run.last_step() == 3)[1], what="the batch across entries")
+    wait_until(lambda: _phase(inbox) == "wait-data", what="waiting again")
+    run.plan(400)
+    wait_until(lambda: (inbox.read(), run.last_step() >= 6)[1], what="some steps")
     trainer.send_signal(signal.SIGTERM)
     assert inbox.until_end(trainer) == 0, run.errors.read_text()
 
@@ -45,12 +53,12 @@ def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path
     proof = prove_checkpoint(checkpoint)
     assert proof.verdict == "proven"
     body = proof.body.raw
-    assert body["step"] == run.last_step() >= 4
+    assert body["step"] == run.last_step() >= 6
     (told,) = (word["NUMERICS"] for word in inbox.read() if "NUMERICS" in word)
     own = json.loads((checkpoint / "trainer.json").read_bytes())["numerics"]
     assert json.loads(told) == own and body["micro_batch"] == own["micro_batch"]
     assert body["tokens"] == body["step"] * 8 * SEQ_LEN
-    assert body["position"] == [0, body["step"] * 8]
+    assert body["position"] == [2, body["step"] * 8 - 28]
     assert body["plan_head"] == read_plan(run.layout.plan).head
     assert (checkpoint / "plan.jsonl").read_bytes() == run.layout.plan.read_bytes()
     assert inbox.read()[-1]["FINISHED"] == "stopped"
@@ -58,29 +66,13 @@ def test_a_stop_finishes_the_step_seals_a_proven_checkpoint_and_exits_0(tmp_path
     assert {word["LAUNCH"] for word in inbox.words} == {"launch-1"}
     assert int((tmp_path / "frozen").read_text()) > 10_000, "collections look through what was loaded"
 
-
-def test_a_trainer_waits_for_the_plan_stops_promptly_there_and_ends_with_the_data(
-    tmp_path: Path, inbox: Inbox
-) -> None:
-    run = TrainerRun(tmp_path, steps=1000)
-    run.plan(20)  # two batches of 8, and 4 windows that are no batch
-    trainer = run.start(socket_path=inbox.path)
-    wait_until(lambda: _phase(inbox) == "wait-data", what="waiting for data")
-    assert run.last_step() == 2
-    run.plan(8)  # with the 4 left over: one batch across two entries
-    wait_until(lambda: (inbox.read(), run.last_step() == 3)[1], what="the batch across entries")
-    wait_until(lambda: _phase(inbox) == "wait-data", what="waiting again")
-    trainer.send_signal(signal.SIGTERM)
-    assert inbox.until_end(trainer) == 0, run.errors.read_text()
-    assert [path.name for path in run.checkpoints()] == ["step-000000003"]
-
     run.plan(end=True)
-    resumed = run.start(socket_path=inbox.path, resume=run.checkpoints()[-1])
+    resumed = run.start(socket_path=inbox.path, resume=checkpoint)
     assert inbox.until_end(resumed) == 0, run.errors.read_text()
     last = inbox.read()[-1]
     assert (last["FINISHED"], last["REMAINDER"]) == ("data_exhausted", "4")
-    assert [row["step"] for row in run.rows() if "loss" in row] == [1, 2, 3]
-    assert [row["step"] for row in run.rows() if "val_loss" in row] == [0, 3]
+    assert [row["step"] for row in run.rows() if "loss" in row] == list(range(1, 54))
+    assert [row["step"] for row in run.rows() if "val_loss" in row] == [*range(0, 53, 5), 53]
 
 
 def test_a_stop_while_loading_ends_at_once_and_leaves_nothing(tmp_path: Path, inbox: Inbox) -> None:

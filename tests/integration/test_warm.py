@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from stoker.config.units import format_bytes
 from stoker.corpus.records.sources import Source, write_source
 from stoker.observe.ledger import Claim, read_claims, write_claims
 from stoker.plan.consumption import Holdings, consumed_body
@@ -26,10 +25,10 @@ from stoker.store.record import write_record
 from stoker.store.requests import file_request, read_outcome
 from support.once import made_once
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline, make_pipeline, opened
+from support.pipelines import DataPipeline, Template, make_pipeline, opened
 from support.processes import RunningDaemon
 from support.sites import write_site
-from support.waiting import wait_until
+from support.waiting import LONG_S, wait_until
 from support.warm_ground import EVERYTHING_OFF
 
 NOTHING_OFF = {"target_free": "0B"}
@@ -44,14 +43,14 @@ def warm_pipeline(home: Path, **changes: object) -> DataPipeline:
 class Copied:
     """Three sets, built and copied to warm; each test works on a copy of state, hot and warm."""
 
-    def __init__(self, home: Path) -> None:
-        self.made = opened(home)
+    def __init__(self, home: Path, tokenizer: dict[str, str]) -> None:
+        self.made, self.tokenizer = opened(home), tokenizer
 
     @staticmethod
-    def make(home: Path) -> None:
-        made = warm_pipeline(home)
+    def make(home: Path, tokenizer: dict[str, str]) -> None:
+        made = warm_pipeline(home, tokenizer=tokenizer)
         for number in range(3):
-            write_fineweb(made.source / f"{number:03d}.parquet", 150, seed=number)
+            write_fineweb(made.source / f"{number:03d}.parquet", 80, seed=number)
         made.drain()
 
     def copy(self, home: Path, **changes: object) -> DataPipeline:
@@ -61,12 +60,15 @@ class Copied:
 
     def again(self, home: Path, **changes: object) -> DataPipeline:
         """The same source folder seen by a pipeline of another configuration."""
-        return warm_pipeline(home, **{"dataset__source__path": str(self.made.source), **changes})
+        about = {"dataset__source__path": str(self.made.source), "tokenizer": self.tokenizer}
+        return warm_pipeline(home, **{**about, **changes})
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Copied:
-    return Copied(made_once(tmp_path_factory, "copied", Copied.make))
+def copied(drained: Template, tmp_path_factory: pytest.TempPathFactory) -> Copied:
+    tokenizer = drained.tokenizer
+    home = made_once(tmp_path_factory, "copied", lambda home: Copied.make(home, tokenizer))
+    return Copied(home, tokenizer)
 
 
 @contextmanager
@@ -93,10 +95,6 @@ def want(data: DataPipeline, keys: Iterable[str], run: str = "main") -> None:
     layout.create()
     begin = {"step": 0, "position": START.as_list(), "tokens": 0}
     write_record(layout.consumed, consumed_body(Holdings(run, Plan((), ""), wants=tuple(keys)), None, begin))
-
-
-def all_evicted(data: DataPipeline) -> bool:
-    return all(source.evicted for source in data.sources().values())
 
 
 def is_proven(directory: Path, source: Source) -> bool:
@@ -127,19 +125,65 @@ def test_proven_sets_are_copied_and_only_then_their_parquet_goes(copied: Copied)
     assert not list(data.pipeline.hot_layout.parquet.iterdir())
 
 
-def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(copied: Copied, tmp_path: Path) -> None:
-    data = copied.copy(tmp_path, evict=EVERYTHING_OFF)
+def lost_on_warm(data: DataPipeline) -> list[dict[str, Any]]:
+    return [lost for lost in data.events("stage_shard", "shard_set_lost") if lost.get("place") == "warm"]
+
+
+# While a file is there.
+DIES_BEFORE_THE_RENAME = """
+import os, signal, sys
+if "stoker.shards.move.move_worker" in sys.orig_argv:
+    from stoker.shards.move import moving
+    whole = moving.move_durably
+    def move_durably(*args):
+        if os.path.exists(os.environ["DIES"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(*args)
+    moving.move_durably = move_durably
+"""
+
+
+def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(
+    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one who names sets in a plan disturbed, and what a killed worker left goes."""
+    data = copied.copy(tmp_path / "home", evict=EVERYTHING_OFF)
     sets, before = data.sets(), data.sources()
     one, two, three = before.values()
+    dies = tmp_path / "dies"
+    write_site(tmp_path, DIES_BEFORE_THE_RENAME)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("DIES", str(dies))
     want(data, [str(two.key)])
     want(data, [str(three.key)], run="other")
-    with at_work(data):
-        wait_until(lambda: data.sources()[one.path].evicted, 60.0, "what neither run needs to leave")
-        assert [source.hot for source in data.sources().values()] == [False, True, True]
-        want(data, [], run="other")
-        wait_until(lambda: data.sources()[three.path].evicted, 60.0, "room")
-        want(data, [str(three.key), str(two.key)])
-        wait_until(lambda: data.sources()[three.path].hot, 60.0, "the return")
+    flip_a_bit(warm_set(data, one))
+    with data.pipeline.layout.shard_sets_lock.open("w") as planning:
+        fcntl.flock(planning, fcntl.LOCK_SH)
+        with at_work(data):
+            wait_until(
+                lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), what="a look"
+            )
+            seen_at = data.status()["uptime_s"]
+            wait_until(lambda: data.status()["uptime_s"] > seen_at + 1, what="some turns")
+            assert all(source.hot for source in data.sources().values())
+            fcntl.flock(planning, fcntl.LOCK_UN)
+            (lost,) = wait_until(lambda: lost_on_warm(data), what="the rotten copy of a set that leaves")
+            wait_until(lambda: data.sources()[one.path].evicted, what="what neither run needs to leave")
+            assert (lost["path"], "train-00000.bin: its sha256 differs" in lost["reason"]) == (one.path, True)
+            assert is_proven(warm_set(data, one), one), "the copy was made again"
+            assert [source.hot for source in data.sources().values()] == [False, True, True]
+            want(data, [], run="other")
+            wait_until(lambda: data.sources()[three.path].evicted, what="room")
+            dies.touch()
+            want(data, [str(three.key), str(two.key)])
+            told = data.home / "stage_shard.err"
+            wait_until(lambda: "hydrate_failed" in told.read_text(), what="a worker's death")
+            want(data, [str(two.key)])
+            shards = data.pipeline.hot_layout.shards(data.pipeline.dataset.name)
+            wait_until(lambda: not list(shards.glob(".tmp-*")), what="a tidy hot")
+            dies.unlink()
+            want(data, [str(three.key), str(two.key)])
+            wait_until(lambda: data.sources()[three.path].hot, what="the return")
     assert data.sources()[one.path].evicted
     assert not hot_set(data, one).exists()
     assert is_proven(hot_set(data, three), three)
@@ -148,142 +192,99 @@ def test_what_nobody_needs_leaves_hot_and_what_a_run_wants_comes_back(copied: Co
     assert read_claims(data.pipeline.layout, STAGE_SHARD) == ()
 
 
-def lost_on_warm(data: DataPipeline) -> list[dict[str, Any]]:
-    return [lost for lost in data.events("stage_shard", "shard_set_lost") if lost.get("place") == "warm"]
-
-
-def test_a_rotten_copy_on_warm_is_found_when_its_set_leaves_and_when_it_comes_back(
+def test_with_warm_away_all_else_goes_on_and_what_waited_is_copied_when_it_is_back(
     copied: Copied, tmp_path: Path
 ) -> None:
-    data = copied.copy(tmp_path)
-    sets = data.sets()
-    one, two, three = data.sources().values()
-    for source in (one, two):
-        flip_a_bit(warm_set(data, source))
+    source, warm = tmp_path / "source", tmp_path / "warm"
+    shutil.copytree(copied.made.source, source)
+    data = copied.copy(tmp_path, dataset__source__path=str(source))
+    layout, before = data.pipeline.layout, data.sources()
+    one = before["000.parquet"]
+    disk = warm.rename(tmp_path / "disk")
+    warm.mkdir()  # the mount point
+    write_source(layout, replace(one, evicting=True))  # which is taken back
+    write_fineweb(source / "003.parquet", 80, seed=3)
+    data.receive()
+    claim = Claim(tmp_path.stat().st_dev, str(layout.state), "checkpoints", 1 << 50)
+    write_claims(layout, TRAIN_SUPERVISOR, [claim])  # of another daemon, who is left that room
+    with at_work(data):
+        told = wait_until(lambda: data.events("stage_shard", "warm_unavailable"), what="the word")
+        assert "mount the disk" in told[0]["reason"]
+        short = wait_until(lambda: data.events("stage_shard", "disk_short"), what="the shortage")
+        reason = short[0]["reason"]
+        assert re.match(r"staging \S+ waits for space on hot: it takes", reason)
+        assert "1024.0 TiB of that is claimed" in reason
+        assert "1.0 MiB stays free (stage.free_floor)" in reason
+        told_so = reason.split("; free some")[0]
+        wait_until(lambda: data.status().get("waits_for_room") == told_so, what="the status")
+        assert data.states()["003.parquet"] == "seen"
+        write_claims(layout, TRAIN_SUPERVISOR, [])
+        wait_until(lambda: data.states()["003.parquet"] == "proven", what="the set")
+        wait_until(lambda: data.events("stage_shard", "disk_enough"), what="the end of it")
+        assert not list(warm.iterdir())
+        assert all(each.hot for each in data.sources().values())
+        assert is_proven(hot_set(data, one), one)
+        warm.rmdir()
+        disk.rename(warm)
+        wait_until(lambda: data.states()["003.parquet"] == "released", what="the copy")
+        assert data.events("stage_shard", "warm_available")
+        assert (read_claims(layout, STAGE_SHARD), lost_on_warm(data)) == ((), [])
+        comes_back_from_warm_or_from_its_source(data, before)
+    new = data.sources()["003.parquet"]
+    assert is_proven(warm_set(data, new), new)
+
+
+def comes_back_from_warm_or_from_its_source(data: DataPipeline, before: dict[str, Source]) -> None:
+    """A set that is lost or wrong on hot, and then one whose copy on warm is rotten as well."""
+    sets, layout = data.sets(), data.pipeline.layout
+    one, two, three = before.values()
+    want(data, [str(source.key) for source in before.values()])
+
+    def verdicts(*keys: str) -> list[str]:
+        about = [{"key": key, "reason": "an id too large"} for key in keys]
+        asked = [file_request(layout, STAGE_SHARD, "prove_set", args) for args in about]
+        wait_until(lambda: all(read_outcome(layout, each) for each in asked), what="answers")
+        return [read_outcome(layout, each)["verdict"] for each in asked]  # type: ignore[index]
+
+    def are_as_before() -> bool:
+        return before.items() <= data.sources().items() and data.sets() == sets
+
+    flip_a_bit(hot_set(data, one))
     shutil.rmtree(hot_set(data, two))
-    want(data, [str(two.key)])
-    with at_work(data):
-        wait_until(lambda: data.events("stage_shard", "shard_set_invalid"), 60.0, "the rotten copy")
-        wait_until(lambda: data.sources()[two.path].on_warm, 60.0, "the set built anew and copied")
-        assert data.sets() == sets
-        assert is_proven(warm_set(data, two), two)
-    data = copied.again(tmp_path, evict=EVERYTHING_OFF)
-    with at_work(data):
-        lost = wait_until(lambda: lost_on_warm(data), 60.0, "the other one")
-        wait_until(lambda: data.sources()[three.path].evicted, 60.0, "room")
-        wait_until(lambda: data.sources()[one.path].evicted, 60.0, "the set whose copy was made again")
-    assert lost[0]["path"] == one.path
-    assert "train-00000.bin: its sha256 differs" in lost[0]["reason"]
-    assert is_proven(warm_set(data, one), one)
-
-
-def test_a_set_that_is_lost_or_wrong_on_hot_comes_back_from_warm(copied: Copied, tmp_path: Path) -> None:
-    data = copied.copy(tmp_path)
-    sets = data.sets()
-    one, two, three = data.sources().values()
-    want(data, [str(source.key) for source in (one, two, three)])
-    layout = data.pipeline.layout
-
-    def asked(key: str) -> str:
-        return file_request(layout, STAGE_SHARD, "prove_set", {"key": key, "reason": "an id too large"})
-
-    with at_work(data):
-        flip_a_bit(hot_set(data, one))
-        shutil.rmtree(hot_set(data, two))
-        requests = [asked(str(source.key)) for source in (one, two, three)] + [asked("0" * 64)]
-        wait_until(lambda: all(read_outcome(layout, each) for each in requests), 60.0, "answers")
-        verdicts = [read_outcome(layout, each)["verdict"] for each in requests]  # type: ignore[index]
-        assert verdicts == ["invalid", "invalid", "proven", "unknown"]
-        wait_until(lambda: all(source.hot for source in data.sources().values()), 60.0, "all of them")
-    assert data.sets() == sets
-    assert data.sources() == {source.path: source for source in (one, two, three)}
+    keys = [str(source.key) for source in (one, two, three)]
+    assert verdicts(*keys, "0" * 64) == ["invalid", "invalid", "proven", "unknown"]
+    wait_until(are_as_before, what="all of them")
     assert [reason["reason"] for reason in data.reasons().values()] == ["set_invalid"]
     assert not data.events("stage_shard", "source_renewed")
+    flip_a_bit(warm_set(data, two))
+    shutil.rmtree(hot_set(data, two))
+    assert verdicts(str(two.key)) == ["invalid"]
+    wait_until(lambda: is_proven(warm_set(data, two), two) and are_as_before(), what="the set built anew")
 
 
 def test_sets_whose_records_are_lost_are_taken_from_warm_as_they_are(copied: Copied, tmp_path: Path) -> None:
     data = copied.copy(tmp_path)
-    sources = data.sources()
-    shutil.rmtree(data.pipeline.layout.sources)
-    shutil.rmtree(data.pipeline.hot_layout.shards("prose"))
-    spoiled = sources["002.parquet"]
+    sources, trash = data.sources(), data.pipeline.hot_layout.trash
+    one, leaving, spoiled = sources.values()
+    for lost in (one, spoiled):  # as are their records
+        shutil.rmtree(hot_set(data, lost))
+        data.pipeline.layout.source("prose", lost.path).unlink()
     flip_a_bit(warm_set(data, spoiled))
+    write_source(data.pipeline.layout, replace(leaving, evicting=True))
+    (trash / "0123456789abcdef-older").mkdir(parents=True)
+    hot_set(data, leaving).rename(trash / f"{leaving.key16}-earlier")  # killed just after that
 
     ended = data.once("stage_shard")
 
     assert ended.returncode == 0, ended.stderr
-    after = data.sources()
-    for path in ("000.parquet", "001.parquet"):
-        assert after[path] == replace(sources[path], evicted=True, engine=None)
-    assert after["002.parquet"] == spoiled  # built again, and copied over the wrong one
+    assert data.sources() == {
+        one.path: replace(one, evicted=True, engine=None),
+        leaving.path: replace(leaving, evicted=True),
+        spoiled.path: spoiled,  # built again, and copied over the wrong one
+    }
     assert is_proven(warm_set(data, spoiled), spoiled)
     assert len(data.events("stage_shard", "source_proven")) == 3 + 1
-
-
-def test_without_warm_any_more_what_is_lost_is_built_again_from_its_source(
-    copied: Copied, tmp_path: Path
-) -> None:
-    """The operator took warm out of the configuration: its copies are nobody's any more."""
-    data = copied.copy(tmp_path, warm=None, shard__release="never", evict={"target_free": None})
-    sets, (one, other, *_) = data.sets(), data.sources().values()
-    write_source(data.pipeline.layout, replace(one, evicted=True))
-    for lost in (one, other):  # the other by its record lies on hot
-        shutil.rmtree(hot_set(data, lost))
-    shutil.rmtree(tmp_path / "warm")
-    data.build()
-    assert data.sets() == sets
-
-
-class TestWarmAway:
-    def test_everything_else_goes_on_and_what_waited_is_copied_when_it_is_back(
-        self, copied: Copied, tmp_path: Path
-    ) -> None:
-        source = tmp_path / "source"
-        shutil.copytree(copied.made.source, source)
-        data = copied.copy(tmp_path, dataset__source__path=str(source))
-        (tmp_path / "warm").rename(tmp_path / "disk")
-        (tmp_path / "warm").mkdir()  # the mount point
-        write_fineweb(source / "003.parquet", 150, seed=3)
-        data.receive()
-        with at_work(data):
-            told = wait_until(lambda: data.events("stage_shard", "warm_unavailable"), 60.0, "the word")
-            assert "mount the disk" in told[0]["reason"]
-            wait_until(lambda: data.states().get("003.parquet") == "proven", 60.0, "the set")
-            assert not list((tmp_path / "warm").iterdir())
-            assert all(each.hot for each in data.sources().values())
-            (tmp_path / "warm").rmdir()
-            (tmp_path / "disk").rename(tmp_path / "warm")
-            wait_until(lambda: data.states()["003.parquet"] == "released", 60.0, "the copy")
-            assert data.events("stage_shard", "warm_available")
-        new = data.sources()["003.parquet"]
-        assert is_proven(warm_set(data, new), new)
-
-    def test_an_eviction_on_record_is_taken_back_while_warm_is_away_and_else_finished(
-        self, copied: Copied, tmp_path: Path
-    ) -> None:
-        data = copied.copy(tmp_path)
-        one, two, _ = data.sources().values()
-
-        def intend(source: Source) -> None:
-            write_source(data.pipeline.layout, replace(source, evicting=True))
-
-        (tmp_path / "warm").rename(tmp_path / "disk")
-        intend(one)
-        with at_work(data):
-            wait_until(lambda: data.sources()[one.path].hot, 60.0, "the set in use again")
-        assert is_proven(hot_set(data, one), one)
-        (tmp_path / "disk").rename(tmp_path / "warm")
-        intend(one)
-        intend(two)
-        trash = data.pipeline.hot_layout.trash
-        trash.mkdir()
-        hot_set(data, two).rename(trash / f"{two.key16}-earlier")  # killed just after that
-        (trash / "0123456789abcdef-older").mkdir()
-        with at_work(data):
-            wait_until(lambda: list(data.sources().values())[1].evicted, 60.0, "the end of one")
-            wait_until(lambda: next(iter(data.sources().values())).evicted, 60.0, "the end of the other")
-            wait_until(lambda: not list(trash.iterdir()), 60.0, "an empty trash")
-        assert not hot_set(data, one).exists()
+    assert not list(trash.iterdir())
 
 
 DIES_AT = """
@@ -315,111 +316,45 @@ if "stoker.shards.move.move_worker" in sys.orig_argv:
 """
 
 
+@pytest.mark.parametrize(
+    ("leaving", "coming"),
+    [
+        (["_into_trash:before"], ["move_durably:before"]),
+        pytest.param(
+            ["_into_trash:after", "_empty:after"],
+            ["move_durably:before", "move_durably:after"],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
 def test_a_kill_in_any_phase_of_a_move_loses_nothing(
-    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: list[str], coming: list[str]
 ) -> None:
     data = copied.copy(tmp_path / "home", evict=EVERYTHING_OFF)
     sets, before = data.sets(), data.sources()
-    keys = [str(source.key) for source in before.values()]
     write_site(tmp_path, DIES_AT)
     points = tmp_path / "points"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("DIES_AT", str(points))
 
-    def dies_at(*phases: str) -> None:
-        """Let daemons die one after the other, each where the next phase is reached."""
+    def dies_at(phases: list[str], daemon: RunningDaemon) -> RunningDaemon:
+        """Each daemon dies where the next phase is reached; the one that follows the last."""
         points.write_text(" ".join(phases))
+        want(data, [] if phases is leaving else [str(source.key) for source in before.values()])
         for left in range(len(phases) - 1, -1, -1):
-            daemon = data.start("stage_shard")
-            assert daemon.process.wait(40) == -signal.SIGKILL
+            assert daemon.process.wait(LONG_S) == -signal.SIGKILL
             assert len(points.read_text().split()) == left
+            daemon = data.start("stage_shard")
+        return daemon
 
-    want(data, [])
-    dies_at("_into_trash:after", "_empty:after")
-    with at_work(data):
-        wait_until(lambda: all_evicted(data), 60.0, "an empty hot")
-    assert not list(data.pipeline.hot_layout.trash.iterdir())
-    want(data, keys)
-    dies_at("move_durably:before", "move_durably:after")
-    with at_work(data):
-        wait_until(lambda: data.sources() == before, 60.0, "everything as it was")
+    want(data, [str(source.key) for source in before.values()])
+    points.touch()
+    daemon = dies_at(leaving, data.start("stage_shard"))
+    wait_until(lambda: all(source.evicted for source in data.sources().values()), what="an empty hot")
+    wait_until(lambda: not list(data.pipeline.hot_layout.trash.iterdir()), what="an empty trash")
+    daemon = dies_at(coming, daemon)
+    wait_until(lambda: data.sources() == before, what="everything as it was")
+    assert daemon.stop() == 0
     assert data.sets() == sets
     for source in before.values():
         assert is_proven(warm_set(data, source), source)
-
-
-DIES_BEFORE_THE_RENAME = """
-import os, signal, sys
-if "stoker.shards.move.move_worker" in sys.orig_argv:
-    from stoker.shards.move import moving
-    moving.move_durably = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_what_a_killed_worker_left_of_a_set_that_nobody_wants_any_more_goes(
-    copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = copied.copy(tmp_path / "home", evict=EVERYTHING_OFF)
-    keys = [str(source.key) for source in data.sources().values()]
-    want(data, [])
-    with at_work(data):
-        wait_until(lambda: all_evicted(data), 60.0, "an empty hot")
-    write_site(tmp_path, DIES_BEFORE_THE_RENAME)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    want(data, keys)
-    shards = data.pipeline.hot_layout.shards(data.pipeline.dataset.name)
-    with at_work(data):
-        wait_until(lambda: "hydrate_failed" in (data.home / "stage_shard.err").read_text(), 60.0, "a death")
-        want(data, [])
-        wait_until(lambda: not list(shards.glob(".tmp-*")), 60.0, "a tidy hot")
-
-
-def test_who_names_sets_in_a_plan_is_not_disturbed(copied: Copied, tmp_path: Path) -> None:
-    data = copied.copy(tmp_path, evict={**EVERYTHING_OFF, "keep_hot_sets": 1})
-    lock = data.pipeline.layout.shard_sets_lock
-    with lock.open("w") as planning:
-        fcntl.flock(planning, fcntl.LOCK_SH)
-        with at_work(data):
-            wait_until(
-                lambda: data.status().get("disks", {}).get("warm", {}).get("free_bytes"), 60.0, "a look"
-            )
-            seen_at = data.status()["uptime_s"]
-            wait_until(lambda: data.status()["uptime_s"] > seen_at + 1, 60.0, "some turns")
-            assert all(source.hot for source in data.sources().values())
-            fcntl.flock(planning, fcntl.LOCK_UN)
-            wait_until(lambda: sum(s.evicted for s in data.sources().values()) == 2, 60.0, "room")
-    assert sum(source.hot for source in data.sources().values()) == 1
-
-
-def test_room_that_another_daemon_claims_is_left_alone_until_it_claims_it_no_more(tmp_path: Path) -> None:
-    data = warm_pipeline(tmp_path)
-    write_fineweb(data.source / "a.parquet", 150, seed=1)
-    data.receive()
-    layout, device = data.pipeline.layout, tmp_path.stat().st_dev
-    claim = Claim(device, str(layout.state), "checkpoints", 1 << 50)
-    write_claims(layout, TRAIN_SUPERVISOR, [claim])
-    with at_work(data):
-        short = wait_until(lambda: data.events("stage_shard", "disk_short"), 60.0, "the shortage")
-        assert "1024.0 TiB of that is claimed" in short[0]["reason"]
-        told = wait_until(lambda: data.status().get("waits_for_room"), 60.0, "the status")
-        assert told == short[0]["reason"].split("; free some")[0]
-        assert data.states() == {"a.parquet": "seen"}
-        write_claims(layout, TRAIN_SUPERVISOR, [])
-        wait_until(lambda: data.states() == {"a.parquet": "released"}, 60.0, "the set")
-        wait_until(lambda: data.events("stage_shard", "disk_enough"), 60.0, "the end of it")
-        claims = read_claims(layout, STAGE_SHARD)
-        assert not claims, claims
-
-
-def test_a_disk_without_room_is_said_with_numbers_and_staging_waits(tmp_path: Path) -> None:
-    disk = shutil.disk_usage(tmp_path)
-    data = make_pipeline(tmp_path, stage__free_floor=f"{disk.total - (1 << 20)}B")  # more would be refused
-    write_fineweb(data.source / "a.parquet", 60, seed=1)
-    data.receive()
-    ended = data.once("stage_shard")
-    assert ended.returncode == 74
-    short = data.events("stage_shard", "disk_short")
-    assert len(short) == 1
-    assert re.match(r"staging \S+ waits for space on hot: it takes", short[0]["reason"])
-    assert f"{format_bytes(disk.total - (1 << 20))} stays free (stage.free_floor)" in short[0]["reason"]
-    assert data.states() == {"a.parquet": "seen"}

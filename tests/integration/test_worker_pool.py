@@ -88,6 +88,10 @@ def test_a_reusable_worker_takes_the_next_task_of_its_module(pool: WorkerPool[No
         assert ended.kind == "finished" and subject not in pool and not pool.busy
         found.append((ended.result or {})["pid"])
     assert len(set(found)) == 1
+    first, second = start(pool, "a", {"do": "burn"}), start(pool, "b", {"do": "pid"})
+    assert [first.worker.pid, second.worker.pid == first.worker.pid] == [found[0], False], "two at once"
+    assert heard(pool, "b").kind == "finished"
+    assert pool.busy == {"a": "build"}
 
 
 def test_what_a_worker_says_last_is_heard_with_its_own_task(
@@ -111,49 +115,28 @@ def test_what_a_worker_says_last_is_heard_with_its_own_task(
     assert spoken == [("a", "a"), ("b", "b"), ("c", "c")]
 
 
-def test_two_at_once_are_two_workers(pool: WorkerPool[None]) -> None:
-    first, second = start(pool, "a", {"do": "burn"}), start(pool, "b", {"do": "pid"})
-    assert first.worker.pid != second.worker.pid
-    assert heard(pool, "b").kind == "finished"
-    assert pool.busy == {"a": "build"}
-
-
-def test_a_recycled_worker_is_not_kept(pool: WorkerPool[None]) -> None:
+def test_a_worker_that_recycles_died_idle_failed_stayed_big_or_idled_for_long_is_not_kept(
+    pool: WorkerPool[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     start(pool, "a", {"do": "recycle"})
-    old = (heard(pool, "a").result or {})["pid"]
-    start(pool, "a", {"do": "pid"})
-    assert (heard(pool, "a").result or {})["pid"] != old
-    turn_until(pool, lambda: old not in pool.pids)
-    assert told(pool) == []
-
-
-def test_a_worker_that_stayed_big_is_not_kept(pool: WorkerPool[None]) -> None:
-    pool._recycle_rss_bytes = 1 << 20
-    start(pool, "a", {"do": "pid"})
-    old = (heard(pool, "a").result or {})["pid"]
-    turn_until(pool, lambda: old not in pool.pids)
-
-
-def test_a_worker_killed_while_idle_is_replaced(pool: WorkerPool[None]) -> None:
-    os.kill(idle_worker(pool), signal.SIGKILL)
+    recycled = (heard(pool, "a").result or {})["pid"]
+    fresh = idle_worker(pool)
+    assert fresh != recycled
+    turn_until(pool, lambda: recycled not in pool.pids)
+    os.kill(fresh, signal.SIGKILL)
     turn_until(pool, lambda: not pool.pids)
-    start(pool, "a", {"do": "pid"})
-    assert heard(pool, "a").kind == "finished"
-
-
-def test_an_idle_worker_goes_after_its_time(pool: WorkerPool[None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "IDLE_S", 0.0)
-    idle_worker(pool)
-    turn_until(pool, lambda: not pool.pids)
-    assert told(pool) == []
-
-
-def test_a_failed_reusable_worker_is_gone_and_the_next_is_fresh(pool: WorkerPool[None]) -> None:
+    fresh = idle_worker(pool)
     start(pool, "a", {"do": "segfault"})
     assert heard(pool, "a").signal == signal.SIGSEGV
     assert not pool.pids
-    start(pool, "a", {"do": "pid"})
-    assert heard(pool, "a").kind == "finished"
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "_recycle_rss_bytes", 1 << 20)
+        big = idle_worker(pool)
+        turn_until(pool, lambda: big not in pool.pids)
+    monkeypatch.setattr(pool_module, "IDLE_S", 0.0)
+    assert idle_worker(pool) not in (recycled, fresh, big)
+    turn_until(pool, lambda: not pool.pids)
+    assert told(pool) == []
 
 
 def test_the_daemon_sleeps_on_while_its_workers_are_looked_at(pool: WorkerPool[None]) -> None:

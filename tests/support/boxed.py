@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from support.sites import SMALL_TRAINER
+
+# A drop-in: the trainer is the one without torch.
+OF_TESTS = (
+    f"[Service]\nEnvironment=PYTHONPATH={SMALL_TRAINER} STOKER_TEST_TRAINER=small STOKER_TEST_STEP_S=0.05\n"
+)
+DROP_IN = "stoker-@.service.d/90-tests.conf"
+
 
 def head(name: str) -> str:
     """What every such pipeline begins with; all its ports are free ones."""

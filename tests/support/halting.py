@@ -49,7 +49,7 @@ if "stoker.checkpoints.sealer" in sys.orig_argv[1:4]:
         "add",
         lambda call, writer, name, chunks: f"half-{writer.step}" if name == "trainer.json" else None,
     )
-if sys.orig_argv[2:3] == ["import"]:
+if sys.orig_argv[2:4] == ["data", "import"]:
     from stoker.exchange import import_
     halt_after(import_, "convert", lambda call, *arguments: "converted")
 if {"stoker.shards.build.build_worker", "support.line_worker"} & {*sys.orig_argv[1:4]}:

@@ -26,6 +26,9 @@ from support.waiting import LONG_S, wait_until
 STOKER = str(Path(sys.executable).parent / "stoker")
 PIPELINE = "live"
 BACK_TO = 20
+SLOWLY = {
+    "STOKER_TEST_STEP_S": "0.08"
+}  # a checkpoint each 20 steps, and its copies, cost more than the steps
 # Seen once the scenario is over: each fault is in what Prometheus keeps.
 FAULTS = (
     'increase(stoker_events_total{event="source_quarantined"}[2m]) > 0',
@@ -52,7 +55,7 @@ def make_live_scenario(home: Path) -> None:
                         stdin=subprocess.DEVNULL,
                         stdout=printed,
                         stderr=printed,
-                        env={**os.environ, **driver.environ, "RUNTIME_DIRECTORY": runtime},
+                        env={**os.environ, **driver.environ, "RUNTIME_DIRECTORY": runtime, **SLOWLY},
                     )
                 prometheus.wait_for('count(up{job="stoker"} == 1) == 3')
                 began = time.time()

@@ -190,6 +190,11 @@ class Template:
     def __init__(self, home: Path) -> None:
         self.made = opened(home)
 
+    @property
+    def tokenizer(self) -> dict[str, str]:
+        """The tokenizer section of a pipeline that is given this one's: to train one takes longer."""
+        return {"file": str(self.made.pipeline.layout.tokenizer(self.made.pipeline.dataset.name, 1))}
+
     def copy(self, home: Path, **changes: Any) -> DataPipeline:
         """A pipeline with copies of state and hot over the same source folder."""
         for part in ("state", "hot"):

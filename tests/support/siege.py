@@ -20,7 +20,7 @@ from support.mounts import free_bytes
 from support.pipelines import DataPipeline
 from support.processes import daemon_command
 from support.training import TRAINER, TrainPipeline, on_one_core, runs, small_trainer
-from support.waiting import wait_until
+from support.waiting import rest, used_s, wait_until
 
 MARK = "STOKER_TEST_SIEGE"
 HOPELESS = (64, 65, 78)  # a daemon that ends so would end so again
@@ -161,13 +161,15 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         turn = 0
-        while not self._done.wait(0.02):
+        began = used_s()
+        while not self._done.is_set():
+            began = rest(began)
             with contextlib.suppress(OSError):
                 free = free_bytes(self._siege.data.pipeline.hot)
                 if free < self.least_free and not self.shrunk:
                     self.least_free, self.fullest = free, self._on_hot()
             turn += 1
-            if turn % 10 == 0:
+            if turn % 20 == 0:
                 found = [one for one in self._run.processes() if runs(one, TRAINER)]
                 self.most_trainers = max(self.most_trainers, len(found))
 

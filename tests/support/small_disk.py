@@ -44,7 +44,7 @@ class Sizes:
 
 EPOCHS, SEQ_LEN, BATCH = 2, 64, 32
 TRAINED = 0.05  # the share of the documents that is trained on
-LEAST = Sizes(10 * MIB, 6, ratio=1.5, checkpoint_steps=24)  # three sets and a file fit, four sets never do
+LEAST = Sizes(10 * MIB, 4, ratio=1.0, checkpoint_steps=32)  # three sets and a file fit, four sets never do
 QUICK = Sizes(16 * MIB, 12, checkpoint_steps=32)
 FULL = Sizes(64 * MIB, 48, checkpoint_steps=32)
 

@@ -22,7 +22,7 @@ from stoker.supervise.run.metrics_log import TIMED
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.sites import SMALL_TRAINER
-from support.waiting import LONG_S, wait_until
+from support.waiting import LONG_S, rest, used_s, wait_until
 
 TRAINER = ("-m", "stoker.training.trainer")
 SEALER = ("-m", "stoker.checkpoints.sealer")
@@ -124,8 +124,10 @@ def meanwhile(look: Callable[[], object], every_s: float) -> Iterator[None]:
     done = threading.Event()
 
     def look_on() -> None:
-        while not done.wait(every_s):
+        began = used_s()
+        while not done.is_set():
             look()
+            began = rest(began, every_s)
 
     watcher = threading.Thread(target=look_on)
     watcher.start()

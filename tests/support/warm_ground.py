@@ -15,7 +15,7 @@ from support.pipelines import DataPipeline, make_pipeline, opened
 from support.processes import RunningDaemon
 from support.training import TrainPipeline, small_trainer
 
-FILES = 4
+FILES = 3
 # Evict whatever may leave: nearly the whole disk is to be free. The whole of it would be refused.
 ALMOST_ALL = shutil.disk_usage(tempfile.gettempdir()).total - (1 << 20)
 EVERYTHING_OFF: dict[str, Any] = {"target_free": f"{ALMOST_ALL}B", "keep_hot_sets": 0}
@@ -61,9 +61,16 @@ class Ground:
 
     def copy(self, home: Path, **changes: Any) -> DataPipeline:
         """A pipeline of its own with these sets, over the same source folder unless told otherwise."""
+        return self._copy(self.made, home, changes)
+
+    def copy_of_peace(self, home: Path, **changes: Any) -> DataPipeline:
+        """The same with the run that is finished."""
+        return self._copy(self.peace.data, home, changes)
+
+    def _copy(self, made: DataPipeline, home: Path, changes: dict[str, Any]) -> DataPipeline:
         data = self.again(home, **changes)
         for part in ("state", "hot", "warm"):
-            shutil.copytree(self.made.home / part, home / part, dirs_exist_ok=True)
+            shutil.copytree(made.home / part, home / part, dirs_exist_ok=True)
         return data
 
     def again(self, home: Path, **changes: Any) -> DataPipeline:

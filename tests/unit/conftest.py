@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from support.pipelines import DataPipeline, make_pipeline
 from support.shard_state import Clock, MakeShard, Shard
+
+settings.register_profile("few", settings.default, max_examples=40)  # longer searches are marked long
+settings.load_profile("few")
 
 
 @pytest.fixture(scope="session")

@@ -131,6 +131,7 @@ def test_a_bar_is_told_as_met_or_not_and_one_name_measures_all_that_begin_with_i
     assert Bar("rate", 0.9, 1.0, least=True).met is False
 
 
+@pytest.mark.long
 def test_the_two_loops_of_the_bench_of_the_trainer_make_the_same_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,9 @@ def tree(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
+STATES = pytest.mark.parametrize("states", [60, pytest.param(700, marks=pytest.mark.long)])
+
+
 class Place:
     """A state disk and a warm disk below one directory."""
 
@@ -283,10 +286,12 @@ class TestCrashes:
             assert prove_checkpoint(place.mirror / one.name).verdict == "proven"
         assert prove_checkpoint(place.checkpoints / STEP).verdict == "proven"
 
-    def test_a_copy_is_whole_or_not_there(self) -> None:
-        check_crashes(self.copy, lambda root: None, self.whole, prepare=self.prepare, max_states=700)
+    @STATES
+    def test_a_copy_is_whole_or_not_there(self, states: int) -> None:
+        check_crashes(self.copy, lambda root: None, self.whole, prepare=self.prepare, max_states=states)
 
-    def test_a_copy_begun_before_a_crash_is_finished_after_it(self) -> None:
+    @STATES
+    def test_a_copy_begun_before_a_crash_is_finished_after_it(self, states: int) -> None:
         def recover(root: Path) -> None:
             for _ in range(2):  # what did not become durable costs one more try
                 try:
@@ -301,7 +306,7 @@ class TestCrashes:
             assert len(list_mirror(Place(root).mirror)) == 1
             assert names(Place(root).mirror / "t0") == [Path(list_mirror(Place(root).mirror)[0].name).name]
 
-        check_crashes(self.copy, recover, there, prepare=self.prepare, max_states=300)
+        check_crashes(self.copy, recover, there, prepare=self.prepare, max_states=states)
 
     def test_a_copy_whose_files_are_not_synced_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def rename_only(temporary: Path, target: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
     run = eventful(site)
     seen: dict[Label, set[int]] = {}
     for step in range(1, run.step + 1):
-        report = ask(capsys, "batch", site.file, "main", step)
+        report = ask(capsys, "data", "batch", site.file, "main", step)
         windows = run.steps[run.timeline, step]
         assert [(one["entry"], one["offset"]) for one in report["windows"]] == windows
         assert rows_of(report) == [run.labels(window) for window in windows]
@@ -86,7 +86,7 @@ def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
                 seen.setdefault(label, set()).add(step)
     fates = dict.fromkeys(("train", "held_out", "filtered"), 0)
     for path in BUILT:
-        for row in range(60):
+        for row in range(1, 60, 2):
             found = find(site.pipeline, path, row)
             fates[found["fate"]] += 1
             assert set(found["runs"][0]["steps"]) == seen.get((path, row), set()), (path, row)
@@ -100,7 +100,7 @@ def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
 
 def test_a_window_says_where_it_is_and_shows_its_text(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     run = eventful(site)
-    report = ask(capsys, "batch", site.file, "main", 3, "--show")
+    report = ask(capsys, "data", "batch", site.file, "main", 3, "--show")
     for window in report["windows"]:
         first, stop = window["tokens"]
         assert (stop - first, window["epoch"]) == (65, 0)
@@ -109,7 +109,7 @@ def test_a_window_says_where_it_is_and_shows_its_text(site: Site, capsys: pytest
             f"{site.texts[path][row]}<|endoftext|>" for path, row in run.labels((0, window["offset"]))
         )
         assert window["text"].strip("\ufffd") in whole
-    assert exit_code(["batch", str(site.file), "main", "3", "--show"]) == 0
+    assert exit_code(["data", "batch", str(site.file), "main", "3", "--show"]) == 0
     out = capsys.readouterr().out
     assert "run main, step 3 of timeline 0: 5 windows, positions [0, 10] to [0, 15], sealed" in out
     assert "a.parquet  row" in out
@@ -121,8 +121,8 @@ def test_steps_that_were_given_up_are_shown_for_their_timeline(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = eventful(site)
-    old = ask(capsys, "batch", site.file, "main", 20, "--timeline", 0)
-    new = ask(capsys, "batch", site.file, "main", 20)
+    old = ask(capsys, "data", "batch", site.file, "main", 20, "--timeline", 0)
+    new = ask(capsys, "data", "batch", site.file, "main", 20)
     assert (old["timeline"], new["timeline"]) == (0, 1)
     assert [(one["entry"], one["offset"]) for one in old["windows"]] == run.steps[0, 20]
     assert [(one["entry"], one["offset"]) for one in new["windows"]] == run.steps[1, 20]
@@ -133,7 +133,7 @@ def test_steps_that_were_given_up_are_shown_for_their_timeline(
         for one in find(site.pipeline, path, row)["runs"][0]["windows"]
     }
     assert states[entry, offset] == "skipped"
-    assert exit_code(["where", str(site.file), f"{path}:{row}"]) == 0
+    assert exit_code(["data", "where", str(site.file), f"{path}:{row}"]) == 0
     assert "skipped by a rollback" in capsys.readouterr().out
 
 
@@ -141,29 +141,29 @@ def test_what_is_not_sealed_or_not_made_yet_is_said_so(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = eventful(site)
-    assert ask(capsys, "batch", site.file, "main", run.step)["sealed"] is False
-    assert ask(capsys, "batch", site.file, "main", run.step - 3)["sealed"] is True
-    code, words = refused(capsys, "batch", site.file, "main", run.step + 2)
+    assert ask(capsys, "data", "batch", site.file, "main", run.step)["sealed"] is False
+    assert ask(capsys, "data", "batch", site.file, "main", run.step - 3)["sealed"] is True
+    code, words = refused(capsys, "data", "batch", site.file, "main", run.step + 2)
     assert code == 64
     assert (
         f"run main has come to step {run.step} of timeline 1; step {run.step + 2} is not trained yet" in words
     )
-    code, words = refused(capsys, "batch", site.file, "main", 30, "--timeline", 3)
+    code, words = refused(capsys, "data", "batch", site.file, "main", 30, "--timeline", 3)
     assert (code, "the run has 0 to 1" in words) == (64, True)
-    assert refused(capsys, "batch", site.file, "mian", 3)[1].endswith("did you mean 'main'?\n")
-    assert "steps count from 1" in refused(capsys, "batch", site.file, "main", 0)[1]
+    assert refused(capsys, "data", "batch", site.file, "mian", 3)[1].endswith("did you mean 'main'?\n")
+    assert "steps count from 1" in refused(capsys, "data", "batch", site.file, "main", 0)[1]
 
 
 def test_the_step_that_comes_next_is_shown_as_one_that_was_not_finite_has_to_be(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = eventful(site)
-    told = ask(capsys, "batch", site.file, "main", run.step + 1)
+    told = ask(capsys, "data", "batch", site.file, "main", run.step + 1)
     assert (told["made"], told["sealed"], told["timeline"]) == (False, False, 1)
     run.train(1, 10)
-    made = ask(capsys, "batch", site.file, "main", run.step)
+    made = ask(capsys, "data", "batch", site.file, "main", run.step)
     assert made["made"] and made["windows"] == told["windows"]
-    assert exit_code(["batch", str(site.file), "main", str(run.step + 1)]) == 0
+    assert exit_code(["data", "batch", str(site.file), "main", str(run.step + 1)]) == 0
     assert "not made yet" in capsys.readouterr().out
 
 
@@ -173,7 +173,7 @@ def test_a_step_of_a_longer_timeline_is_pointed_to(site: Site, capsys: pytest.Ca
     run.train(20, 5)
     run.roll_back(4, 6)
     run.train(3, 5)
-    code, words = refused(capsys, "batch", site.file, "main", 15)
+    code, words = refused(capsys, "data", "batch", site.file, "main", 15)
     assert (code, "step 15 was made on timeline 0: add --timeline 0" in words) == (64, True)
 
 
@@ -185,7 +185,7 @@ def test_windows_to_come_are_planned_or_beyond_the_end(site: Site) -> None:
         write_record(run.run.consumed, {"v": 1, "finished": finished})
         site.configure(steps=4)
         told: dict[int, tuple[str, int | None]] = {}
-        for row in range(60):
+        for row in range(0, 60, 2):
             for one in find(site.pipeline, BUILT[0], row)["runs"][0]["windows"]:
                 told[one["offset"]] = (one["state"], one["step"])
         assert len(told) > 20
@@ -209,7 +209,7 @@ def test_a_row_no_step_saw_has_its_reason(
     site: Site, capsys: pytest.CaptureFixture[str], asked: str, words: str
 ) -> None:
     eventful(site)
-    assert exit_code(["where", str(site.file), asked]) == 0
+    assert exit_code(["data", "where", str(site.file), asked]) == 0
     assert words in capsys.readouterr().out
 
 
@@ -235,7 +235,7 @@ def test_a_duplicates_rows_are_its_twins(site: Site) -> None:
 def test_a_row_that_is_not_there_is_refused(
     site: Site, capsys: pytest.CaptureFixture[str], asked: str, words: str
 ) -> None:
-    code, told = refused(capsys, "where", site.file, asked)
+    code, told = refused(capsys, "data", "where", site.file, asked)
     assert (code, words in told) == (64, True), told
 
 
@@ -247,22 +247,22 @@ def test_a_set_on_warm_is_read_there_and_one_that_is_nowhere_is_named(
     warm = site.home / "warm" / "shards" / "prose" / hot.name
     warm.parent.mkdir(parents=True)
     hot.rename(warm)
-    report = ask(capsys, "batch", site.file, "main", 1)
+    report = ask(capsys, "data", "batch", site.file, "main", 1)
     assert {part["place"] for window in report["windows"] for part in window["sets"]} == {"warm"}
     assert find(site.pipeline, "a.parquet", 1)["place"] == "warm"
     shutil.rmtree(warm)
-    code, words = refused(capsys, "batch", site.file, "main", 1)
+    code, words = refused(capsys, "data", "batch", site.file, "main", 1)
     assert (code, f"shard set {hot.name} of a.parquet (proven)" in words) == (69, True)
-    assert refused(capsys, "where", site.file, "a.parquet:1")[0] == 69
-    assert exit_code(["where", str(site.file), "b.parquet:1"]) == 0  # what it asks for is there
+    assert refused(capsys, "data", "where", site.file, "a.parquet:1")[0] == 69
+    assert exit_code(["data", "where", str(site.file), "b.parquet:1"]) == 0  # what it asks for is there
 
 
 def test_the_source_record_may_be_gone_the_set_tells(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     eventful(site)
-    before = ask(capsys, "batch", site.file, "main", 1)
+    before = ask(capsys, "data", "batch", site.file, "main", 1)
     assert "a.parquet" in read_sources(site.pipeline.layout, "prose")
     site.pipeline.layout.source("prose", "a.parquet").unlink()
-    after = ask(capsys, "batch", site.file, "main", 1)
+    after = ask(capsys, "data", "batch", site.file, "main", 1)
     assert [one["documents"] for window in after["windows"] for one in window["sets"]] == [
         one["documents"] for window in before["windows"] for one in window["sets"]
     ]
@@ -276,7 +276,7 @@ def test_a_log_and_a_checkpoint_that_contradict_each_other_are_not_believed(
     run.plan(*BUILT)
     run.train(5, 6)
     run.seal(position=[0, 29])
-    code, words = refused(capsys, "batch", site.file, "main", 5)
+    code, words = refused(capsys, "data", "batch", site.file, "main", 5)
     assert (code, "step 5 has position [0, 30], its checkpoint at [0, 29]" in words) == (65, True)
 
 
@@ -292,7 +292,7 @@ def test_a_run_whose_log_has_a_gap_does_not_hide_the_other_runs(
     rows = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(rows[:1] + rows[-1:]))
     for path, row in sorted({label for window in run.steps[0, 5] for label in run.labels(window)}):
-        assert exit_code(["where", str(site.file), f"{path}:{row}"]) == 65
+        assert exit_code(["data", "where", str(site.file), f"{path}:{row}"]) == 65
         told = capsys.readouterr().out
         assert "  run main at step 12 of timeline 0: seen in step" in told
         assert "  run old: " in told and "no row between steps 1 and 12" in told
@@ -307,12 +307,12 @@ def test_another_set_in_the_place_of_the_planned_one_is_not_read(
     mine, other = site.set_of("a.parquet"), site.set_of("b.parquet")
     shutil.rmtree(mine)
     shutil.copytree(other, mine)
-    code, words = refused(capsys, "batch", site.file, "main", 2)
+    code, words = refused(capsys, "data", "batch", site.file, "main", 2)
     assert (code, str(mine) in words) == (65, True)
 
 
 def test_a_run_without_a_step_says_that_it_waits(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "has come to step 0" in refused(capsys, "batch", site.file, "main", 1)[1]
+    assert "has come to step 0" in refused(capsys, "data", "batch", site.file, "main", 1)[1]
     found = find(site.pipeline, "a.parquet", 1)
     assert (found["fate"], found["runs"][0]["planned"]) == ("train", False)
 
@@ -324,7 +324,7 @@ def test_a_look_without_text_imports_nothing_heavy(site: Site) -> None:
         "heavy = {'torch', 'tokenizers', 'pyarrow'} & set(sys.modules); "
         "print(sorted(heavy), file=sys.stderr); sys.exit(code)"
     )
-    for arguments in (("batch", site.file, "main", "3"), ("where", site.file, "a.parquet:1")):
+    for arguments in (("data", "batch", site.file, "main", "3"), ("data", "where", site.file, "a.parquet:1")):
         ended = subprocess.run(
             [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False
         )

@@ -72,9 +72,9 @@ def test_every_command_has_help_with_an_example(
 @pytest.mark.parametrize(
     "words",
     [
-        ("generate", "nowhere", "--prompt", "\udcff"),
+        ("checkpoint", "generate", "nowhere", "--prompt", "\udcff"),
         ("rollback", "FILE", "1", "--reason", "\udcff"),
-        ("skip-set", "FILE", "key", "--reason", "\udcff"),
+        ("data", "skip-set", "FILE", "key", "--reason", "\udcff"),
         ("verify", "parquet", "nowhere", "--text-column", "\udcff"),
         ("memory", "diagnose", "nowhere", "--text-column", "\udcff"),
         *(("watch", f"--{name}", "\udcff", "--", "true") for name in ("resume", "notify", "state", "save")),
@@ -104,10 +104,13 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
     [
         (["confg"], "No such command 'confg'; did you mean 'config'?"),
         (["zzz"], "No such command 'zzz'; there are run, watch, status, events, "),
-        (["generate", "/nowhere/step-000000005"], "step-000000005 does not exist; `ls /nowhere` shows"),
-        (["generate", "x", "--top-p", "nan"], "nan is not a finite number"),
-        (["generate", "x", "--temperature", "inf"], "inf is not a finite number"),
-        (["generate", "x", "--temperature", "-1"], "-1.0 is not in the range x>=0"),
+        (
+            ["checkpoint", "generate", "/nowhere/step-000000005"],
+            "step-000000005 does not exist; `ls /nowhere` shows",
+        ),
+        (["checkpoint", "generate", "x", "--top-p", "nan"], "nan is not a finite number"),
+        (["checkpoint", "generate", "x", "--temperature", "inf"], "inf is not a finite number"),
+        (["checkpoint", "generate", "x", "--temperature", "-1"], "-1.0 is not in the range x>=0"),
         (["status"], "Missing argument 'FILE'"),
         (["status", "x.yaml", "--jsn"], "No such option"),
         (["config", "chek", "x"], "No such command 'chek'"),

@@ -32,13 +32,13 @@ def site(built: Site, tmp_path: Path) -> Site:
 
 
 def ask(site: Site, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    assert exit_code(["plan", str(site.file), *options, "--json"]) == 0
+    assert exit_code(["data", "plan", str(site.file), *options, "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     return report
 
 
 def shown(site: Site, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert exit_code(["plan", str(site.file), *options]) == 0
+    assert exit_code(["data", "plan", str(site.file), *options]) == 0
     return capsys.readouterr().out
 
 
@@ -202,7 +202,7 @@ def test_a_long_plan_is_shown_around_the_position_and_in_full_when_asked(
 def test_a_run_that_is_not_there_another_runs_plan_and_a_damaged_one_are_errors(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code(["plan", str(site.file), "--run", "other"]) == 64
+    assert exit_code(["data", "plan", str(site.file), "--run", "other"]) == 64
     assert "no run of this name has begun" in capsys.readouterr().err
     run = FakeRun(site)
     run.plan("a.parquet")
@@ -213,8 +213,8 @@ def test_a_run_that_is_not_there_another_runs_plan_and_a_damaged_one_are_errors(
     record = read_record(run.run.record)
     write_record(copy.record, {**record, "run": "copy", "run_id": "e" * 32})
     (copy.plan).write_text("".join(lines))
-    assert exit_code(["plan", str(site.file), "--run", "copy"]) == 65
+    assert exit_code(["data", "plan", str(site.file), "--run", "copy"]) == 65
     assert "another run" in capsys.readouterr().err
     run.run.plan.write_text(lines[1] + lines[0])
-    assert exit_code(["plan", str(site.file)]) == 65
+    assert exit_code(["data", "plan", str(site.file)]) == 65
     assert str(run.run.plan) in capsys.readouterr().err

@@ -113,13 +113,31 @@ def test_config_check_looks_for_the_program_and_its_directory(
     ("command", "said"),
     [
         (("replay",), "does not read Stoker's plan: `stoker replay` has"),
-        (("plan",), "does not read Stoker's plan: `stoker data plan` has"),
-        (("batch", "1"), "does not read Stoker's plan: `stoker data batch` has"),
-        (("where", "a.parquet", "1"), "does not read Stoker's plan: `stoker data where` has"),
-        (("skip-set", "0" * 16), "does not read Stoker's plan: `stoker data skip-set` has"),
+        (
+            (
+                "data",
+                "plan",
+            ),
+            "does not read Stoker's plan: `stoker data plan` has",
+        ),
+        (("data", "batch", "1"), "does not read Stoker's plan: `stoker data batch` has"),
+        (("data", "where", "a.parquet", "1"), "does not read Stoker's plan: `stoker data where` has"),
+        (("data", "skip-set", "0" * 16), "does not read Stoker's plan: `stoker data skip-set` has"),
         (("rollback", "1", "--skip", "1:2"), "--skip: an external trainer does not read Stoker's plan"),
-        (("rows",), "it prepares no dataset, so `stoker data rows` has nothing to do"),
-        (("download",), "it prepares no dataset, so `stoker data download` has nothing to do"),
+        (
+            (
+                "data",
+                "rows",
+            ),
+            "it prepares no dataset, so `stoker data rows` has nothing to do",
+        ),
+        (
+            (
+                "data",
+                "download",
+            ),
+            "it prepares no dataset, so `stoker data download` has nothing to do",
+        ),
     ],
 )
 def test_commands_about_plan_and_data_say_that_there_is_none(

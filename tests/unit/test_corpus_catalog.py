@@ -51,7 +51,7 @@ def sources(draw: st.DrawFn) -> Source:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(changes=st.lists(st.one_of(sources(), st.sampled_from(PATHS)), max_size=25))
 def test_whatever_changes_it_says_what_one_made_anew_would(changes: list[Source | str]) -> None:
     kept = Catalog()

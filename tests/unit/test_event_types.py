@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,17 +98,25 @@ def called(node: ast.Call) -> str:
 
 
 def matching(word: str, place: str) -> set[str]:
-    found = {one for one in REGISTERED if re.fullmatch(word, one)}
+    found = {word} & REGISTERED or {one for one in REGISTERED if re.fullmatch(word, one)}
     assert found, f"{place} records {word}, which no table of kit/event_types has"
     return found
 
 
-def calls() -> Iterator[tuple[str, ast.Call, int | str, set[str]]]:
-    """Yields place, call, the place of its word, and the words of each call that records an event."""
+@functools.cache
+def calls() -> list[tuple[str, ast.Call, int | str, set[str]]]:
+    """Returns place, call, the place of its word, and the words of each call that records an event."""
+    found = []
     for path in sources():
         file = path.relative_to(ROOT)
-        for node, place, word in recorded(ast.parse(path.read_text())):
-            yield f"{file}:{node.lineno}", node, place, matching(word, f"{file}:{node.lineno}")
+        for node, place, word in recorded(parsed(path)):
+            found.append((f"{file}:{node.lineno}", node, place, matching(word, f"{file}:{node.lineno}")))
+    return found
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def test_every_recorded_word_is_registered_and_every_registered_word_is_recorded() -> None:
@@ -129,7 +138,7 @@ def test_each_kind_of_job_of_the_stage_shard_loop_has_the_words_that_are_made_of
 def test_every_logged_word_is_registered_at_its_level() -> None:
     seen = set()
     for path in (*sources(), *(ROOT / "lib" / "stoker" / "observe").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Call) or not re.fullmatch(LOGS, ast.unparse(node.func)):
                 continue
             for word in (

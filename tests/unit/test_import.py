@@ -45,7 +45,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def do(tokenizer: Path, out: Path, *arguments: object) -> int:
-    return exit_code(["import", *map(str, arguments), str(out), "--tokenizer", str(tokenizer)])
+    return exit_code(["data", "import", *map(str, arguments), str(out), "--tokenizer", str(tokenizer)])
 
 
 def rows(out: Path) -> list[list[int]]:
@@ -371,7 +371,9 @@ def test_what_went_is_refused_with_what_replaces_it(
 ) -> None:
     place = write_tokens(tmp_path / "in" / "train.bin", STREAM).parent
     assert (
-        exit_code(["import", *(one.format_map({"in": place, "tokenizer": tokenizer}) for one in arguments)])
+        exit_code(
+            ["data", "import", *(one.format_map({"in": place, "tokenizer": tokenizer}) for one in arguments)]
+        )
         == 64
     )
     assert words in " ".join(capsys.readouterr().err.split())
@@ -381,7 +383,15 @@ def test_killed_in_the_middle_nothing_is_taken_for_whole_and_the_next_one_finish
     tokenizer: Path, tmp_path: Path
 ) -> None:
     place = write_tokens(tmp_path / "in" / "train.bin", STREAM).parent
-    command = [STOKER, "import", str(place), str(tmp_path / "data" / "out"), "--tokenizer", str(tokenizer)]
+    command = [
+        STOKER,
+        "data",
+        "import",
+        str(place),
+        str(tmp_path / "data" / "out"),
+        "--tokenizer",
+        str(tokenizer),
+    ]
     (tmp_path / "data").mkdir()
     environ = {**os.environ, **halts_at(tmp_path / "halts", ["converted"])}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as killed:
@@ -399,15 +409,15 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half(tokenizer: Path, tmp_path
     """A limit on the size of files stands for a full disk: the same error from the same call."""
     place = write_tokens(tmp_path / "in" / "train.bin", STREAM * 20)
     limits = {resource.RLIMIT_FSIZE: 8192}
-    ended = run_measured("import", place, tmp_path / "out", "--tokenizer", tokenizer, limits=limits)
+    ended = run_measured("data", "import", place, tmp_path / "out", "--tokenizer", tokenizer, limits=limits)
     assert ended.returncode == 74, ended.stderr
     assert "cannot write" in ended.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["in"]
 
 
 def test_memory_does_not_grow_with_what_is_imported(tokenizer: Path, tmp_path: Path) -> None:
-    """Given 64 Mi tokens, raw and in lists, the command peaks below 280 MiB, its imports included."""
-    ids = np.tile(np.array([*range(1, 300), EOT], "<u2"), (64 << 20) // 300)
+    """Given 32 Mi tokens, raw and in lists, the command peaks below 256 MiB, its imports included."""
+    ids = np.tile(np.array([*range(1, 300), EOT], "<u2"), (32 << 20) // 300)
     write_tokens(tmp_path / "raw" / "train.bin", ids)  # type: ignore[arg-type]
     (tmp_path / "lists").mkdir()
     row = pa.ListArray.from_arrays(
@@ -422,6 +432,8 @@ def test_memory_does_not_grow_with_what_is_imported(tokenizer: Path, tmp_path: P
             out.write_batch(batch)
     (tmp_path / "lists" / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     for name in ("raw", "lists"):
-        ended = run_measured("import", tmp_path / name, tmp_path / f"{name}-out", "--tokenizer", tokenizer)
+        ended = run_measured(
+            "data", "import", tmp_path / name, tmp_path / f"{name}-out", "--tokenizer", tokenizer
+        )
         assert ended.returncode == 0, ended.stderr
-        assert int(ended.stdout.split()[-1]) < 280 << 20
+        assert int(ended.stdout.split()[-1]) < 256 << 20

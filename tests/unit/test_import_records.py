@@ -157,7 +157,7 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
     run.launch(5)
     run.train(3, 5)
     run.seal()
-    assert exit_code(["batch", str(site.file), "main", "1", "--json"]) == 0
+    assert exit_code(["data", "batch", str(site.file), "main", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     ends = np.flatnonzero(np.asarray(ids) == 0) + 1
     for window in report["windows"]:
@@ -170,13 +170,13 @@ def test_batch_and_where_say_what_is_not_known_of_an_import(
         held = [number for number, end in enumerate(ends) if end > first and ([0, *ends][number]) < last]
         assert [one["document"] for one in part["documents"]] == held
         assert {one["row"] for one in part["documents"]} == {None}
-    assert exit_code(["batch", str(site.file), "main", "1"]) == 0
+    assert exit_code(["data", "batch", str(site.file), "main", "1"]) == 0
     told = capsys.readouterr().out
     assert ("documents not known" in told) == (where is None)
     assert ("(imported)" in told) == (where is not None)
-    assert exit_code(["where", str(site.file), "import/web:0"]) == 64
+    assert exit_code(["data", "where", str(site.file), "import/web:0"]) == 64
     assert "was imported" in capsys.readouterr().err
-    assert exit_code(["plan", str(site.file)]) == 0
+    assert exit_code(["data", "plan", str(site.file)]) == 0
 
 
 @pytest.fixture

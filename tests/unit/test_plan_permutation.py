@@ -132,7 +132,7 @@ def worst_chi_square(n: int) -> float:
     return worst
 
 
-@pytest.mark.parametrize("n", [1_000_000, 1 << 20])
+@pytest.mark.parametrize("n", [1_000_000, pytest.param(1 << 20, marks=pytest.mark.long)])
 def test_differences_of_neighbours_are_spread_evenly(n: int) -> None:
     assert worst_chi_square(n) < 4
 

@@ -30,7 +30,7 @@ from support import plan_laws as laws
 from support import plan_world
 from support.plan_world import Run, World, WorldSource
 
-EXAMPLES = int(os.environ.get("STOKER_PLAN_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("STOKER_PLAN_EXAMPLES", "30"))
 MOST_SOURCES, MOST_STEPS, ROUNDS = 14, 60, 400
 
 pytestmark = pytest.mark.timeout(180 + EXAMPLES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.plan.log import PERMUTATION, Segment, segment_key
@@ -26,7 +26,6 @@ def segment_of(sets: list[tuple[str, str]], tokens: int) -> Segment:
     return Segment(0, 0, tuple(sets), SEQ, windows, tokens - windows * SEQ, segment_key(1, 0), PERMUTATION)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 40), min_size=0, max_size=4), min_size=1, max_size=4), st.integers(1, 3)
 )

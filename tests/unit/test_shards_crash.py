@@ -18,7 +18,7 @@ from support.builds import Recorder, build_task, set_bytes, small_tokenizer
 from support.text import documents, write_parquet
 
 # How many of the states that a cut may leave are tried: a sample, and more of them in the long gear.
-SAMPLES = pytest.mark.parametrize("states", [16, pytest.param(80, marks=pytest.mark.long)])
+SAMPLES = pytest.mark.parametrize("states", [8, pytest.param(80, marks=pytest.mark.long)])
 
 
 class CrashSite:

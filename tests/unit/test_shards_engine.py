@@ -27,7 +27,7 @@ KINDS = [
     ("llama3", {"end_last": True, "ignore_merges": True}),
     ("gpt2", {"ignore_merges": True}),
 ]
-PROSE = [text for text in documents(400, seed=21) if text is not None]
+PROSE = [text for text in documents(120, seed=21) if text is not None]
 
 
 def frozen(data: bytes) -> FrozenTokenizer:
@@ -59,7 +59,7 @@ def engines() -> tuple[FastEngine, HFEngine]:
     return pair(tokenizer_like("llama3", end_last=True, ignore_merges=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(), max_size=4))
 def test_any_texts_are_encoded_as_by_the_reference(
     engines: tuple[FastEngine, HFEngine], texts: list[str]

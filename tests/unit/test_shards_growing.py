@@ -42,7 +42,7 @@ def grow(directory: Path, lengths: list[int], cuts: list[int], reopen_at: int | 
     return growing
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(1, 30), max_size=40),
     st.lists(st.integers(0, 40), max_size=8),

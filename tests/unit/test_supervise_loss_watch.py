@@ -67,7 +67,7 @@ def test_warm_up_at_one_level_then_a_steep_descent_and_the_decay_of_wsd_are_noth
     assert told(noisy(curve, 20_000, 0.03)) == []
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     st.integers(0, 2**32), st.sampled_from(["normal", "uniform", "laplace", "student"]),
     st.floats(0.5, 12.0), st.floats(1e-4, 0.05), st.floats(0.0, 0.9),

@@ -12,9 +12,9 @@ import errno
 import itertools
 import math
 import os
-import platform
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections import Counter
@@ -27,7 +27,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stoker.kit.event_types import event_types
+from stoker.kit.event_types import words
 from stoker.kit.ports import listener_on
 from stoker.kit.process import sample_process
 from stoker.store.errors import ConfigError, UnavailableError
@@ -110,10 +110,10 @@ class Metrics:
         self.daemon, self._requests = daemon, requests
         self.figures: Sequence[Figure] = ()
         self.status: Mapping[str, Any] = {}
-        self.events: Counter[str] = Counter(dict.fromkeys(event_types(daemon), 0))
+        self.events: Counter[str] = Counter(dict.fromkeys(words(daemon), 0))
         self.beat_at = self._started = time.time()
         self.unclean_at: float | None = None  # the last start after an end that was not in order
-        self._build = {metadata.version("stoker"): {platform.python_version(): 1}}
+        self._build = {metadata.version("stoker"): {sys.version.split()[0]: 1}}
         self._server: _Server | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

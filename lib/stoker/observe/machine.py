@@ -46,14 +46,14 @@ class MemoryWatch:
 
     def sample(self) -> MemoryFacts:
         """Returns the current facts, from some ten small files."""
-        kills = _fields(self._proc / "vmstat").get("oom_kill", 0)
-        slack = [_fields(self._proc / "meminfo").get("MemAvailable", 0) * 1024]
+        kills = _fields(self._proc / "vmstat", "oom_kill").get("oom_kill", 0)
+        slack = [_fields(self._proc / "meminfo", "MemAvailable").get("MemAvailable", 0) * 1024]
         for version, group in self._groups:
             events, limit, use = (group / name for name in _MEMORY_FILES[version])
-            kills += _fields(events).get("oom_kill", 0)
+            kills += _fields(events, "oom_kill").get("oom_kill", 0)
             most, used = _number(limit), _number(use)
             if most is not None and used is not None and most < _UNLIMITED:
-                stat = _fields(group / "memory.stat")
+                stat = _fields(group / "memory.stat", *_CACHE[version])
                 slack.append(most - max(0, used - sum(stat.get(name, 0) for name in _CACHE[version])))
         return MemoryFacts(max(0, min(slack)), kills)
 
@@ -63,12 +63,12 @@ class MemoryWatch:
         Only version 2 counts what it kills in the groups below, and its root counts nothing.
         """
         kills = (
-            _fields(group / "memory.events").get("oom_kill")
+            _fields(group / "memory.events", "oom_kill").get("oom_kill")
             for version, group in self._groups
             if version == 2
         )
         of_group = next(kills, None)
-        return _fields(self._proc / "vmstat").get("oom_kill", 0) if of_group is None else of_group
+        return _fields(self._proc / "vmstat", "oom_kill").get("oom_kill", 0) if of_group is None else of_group
 
 
 # CPUs and waits
@@ -172,7 +172,7 @@ def _quotas(proc: Path) -> dict[Path, float]:
 
 
 def _used_us(group: Path) -> int | None:
-    used = _fields(group / "cpu.stat").get("usage_usec")
+    used = _fields(group / "cpu.stat", "usage_usec").get("usage_usec")
     if used is None and (nanoseconds := _number(group / "cpuacct.usage")) is not None:
         used = nanoseconds // 1000
     return used
@@ -210,9 +210,10 @@ def _number(file: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _fields(file: Path) -> dict[str, int]:
-    """Returns the numbers of a file by name, from lines "name number" or "name: number"."""
-    pairs = (line.split() for line in _lines(file))
+def _fields(file: Path, *names: str) -> dict[str, int]:
+    """Returns numbers of a file by name, from lines "name number" or "name: number"."""
+    # Of the 190 lines of vmstat, read at each wake-up, one is taken apart.
+    pairs = (line.split() for line in _lines(file) if line.startswith(names))
     return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdigit()}
 
 

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchlib.runner import Measures, Scenario
-from benchlib.scenarios.start import DAEMONS, LONGEST_S, PIPELINE, READY, cpu_s, rss_bytes
+from benchlib.scenarios.start import (
+    BEFORE,
+    DAEMONS,
+    LONGEST_S,
+    OLDER,
+    PIPELINE,
+    READY,
+    cpu_s,
+    rss_bytes,
+)
 
 SETTLE_S, IDLE_S = 10.0, 40.0
 SCRAPE_EVERY_S = 5.0  # three times as often as deploy/prometheus does
@@ -23,7 +32,10 @@ BARE = f"import os, signal; os.write(2, b'{READY}'); signal.pause()"
 
 
 class Overhead(Scenario):
-    """CPU share and memory of the three daemons together while nothing happens, and a scrape's time."""
+    """CPU share and memory of the three daemons together while nothing happens, and a scrape's time.
+
+    STOKER_BENCH_OLDER names a checkout whose daemons idle in turns with these.
+    """
 
     name = "overhead"
     repeats = 3
@@ -37,7 +49,9 @@ class Overhead(Scenario):
         scripts = Path(sys.executable).parent
         daemons = [[str(scripts / daemon), "bench.yaml"] for daemon in DAEMONS]
         bare = [[sys.executable, "-c", BARE]] * len(DAEMONS)
-        return {
+        older = [[*BEFORE, *command] for command in daemons]
+        before = {"idle before": lambda at: measure(older, at, scraped=False)} if OLDER else {}
+        return before | {
             "python": lambda at: measure(bare, at, scraped=False),
             "idle": lambda at: measure(daemons, at, scraped=False),
             "scraped": lambda at: measure(daemons, at, scraped=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from benchlib.runner import Measures, Scenario
 
 DAEMONS = ("stoker-download-watchdog", "stoker-stage-shard", "stoker-train-supervisor")
 LONGEST_S = 30.0
+OLDER = os.environ.get("STOKER_BENCH_OLDER", "")  # a checkout that is measured in turns with this one
+BEFORE = ["env", f"PYTHONPATH={OLDER}/lib:{OLDER}/daemons"]
 
 PIPELINE = """\
 name: bench
@@ -32,7 +35,10 @@ BARE = f"import os, signal; os.write(2, b'{READY}'); signal.pause()"
 
 
 class Start(Scenario):
-    """Launch to READY and resident memory of each daemon, beside a bare Python that says READY at once."""
+    """Launch to READY and resident memory of each daemon, beside a bare Python that says READY at once.
+
+    STOKER_BENCH_OLDER names a checkout whose daemons are started in turns with these, with our libraries.
+    """
 
     name = "start"
     repeats = 7
@@ -45,14 +51,21 @@ class Start(Scenario):
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
         scripts = Path(sys.executable).parent
         commands = {"python": [sys.executable, "-c", BARE]}
-        commands |= {daemon: [str(scripts / daemon), "bench.yaml"] for daemon in DAEMONS}
+        for daemon in DAEMONS:
+            commands[daemon] = [str(scripts / daemon), "bench.yaml"]
+            if OLDER:
+                commands[f"{daemon} before"] = [*BEFORE, *commands[daemon]]
         return {
             name: lambda at, command=command: measure_start(command, at) for name, command in commands.items()
         }
 
 
 def measure_start(command: list[str], directory: Path) -> Measures:
-    """Start a daemon, wait for its READY, look at its memory, stop it; RuntimeError when any of it fails."""
+    """Start a daemon, wait for its READY, look at its memory, stop it; RuntimeError when any of it fails.
+
+    `life_cpu_s` is the CPU time from start to end, its workers' too.
+    """
+    before_s = children_cpu_s()
     with (directory / "stderr.log").open("wb") as errors:
         began = time.monotonic()
         process = subprocess.Popen(
@@ -65,7 +78,7 @@ def measure_start(command: list[str], directory: Path) -> Measures:
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         process.wait(LONGEST_S)
-        return {**measures, "stop_s": time.monotonic() - began}
+        return {**measures, "stop_s": time.monotonic() - began, "life_cpu_s": children_cpu_s() - before_s}
     finally:
         if process.poll() is None:
             process.kill()
@@ -85,6 +98,12 @@ def cpu_s(pid: int) -> float:
     # What the start costs whatever else the machine does meanwhile: user and system time.
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_cpu_s() -> float:
+    """The CPU time of this process's children that have ended, with all that they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def rss_bytes(pid: int) -> float:

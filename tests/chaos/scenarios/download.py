@@ -30,7 +30,7 @@ from support.waiting import wait_until
 from support.watchdogs import landed, pretend_built
 
 FULL = Sizes(gentle=85, harsh=15, small=12, size=4_000_000, rate=2_000_000, listing_faults=12)
-FEW = Sizes(gentle=12, harsh=3, small=3, size=1_600_000, rate=2_000_000, listing_faults=2)
+FEW = Sizes(gentle=6, harsh=2, small=2, size=800_000, rate=2_000_000, listing_faults=2)
 URLS = Sizes(gentle=20, harsh=5, small=5, size=4_000_000, rate=2_000_000, listing_faults=0, bare=20)
 HANDS = 4
 TWICE = 0.05  # of the content may come twice

@@ -1,8 +1,8 @@
 """The stage-shard loop: it and its workers die, mostly inside system calls; the sets come out the same.
 
-The daemon lives on from kill to kill and is started again when it is down. The sets are held against two
-builds in peace: one by one, slowly; and from the same files under other names, in another order, by three
-workers at once.
+The daemon lives on from kill to kill and is started again when it is down. The sets are held against a
+build in peace, one by one, slowly; of many files also against one under other names, in another order, by
+three workers at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.siege import Siege
 from support.small_disk import leftovers
 from support.striking import Blow, Striker
 
-FILES, ROWS, ROW_GROUP = 8, 120, 30
+MANY, ROWS, ROW_GROUP = 8, 120, 30
 SEALING = ("seal_hash", "seal_manifest", "publish")
 # Who dies inside a call, and where in its work; drawn evenly from those who have something to do.
 PHASES = ("task", "check_engine", "open", "commit", "commit", *SEALING, *SEALING)
@@ -53,14 +53,14 @@ class ShardScenario(BesiegedScenario):
     limit_s = 180.0
     daemon = STAGE_SHARD
 
-    def __init__(self) -> None:
-        self._round = 0
+    def __init__(self, files: int = MANY) -> None:
+        self._files, self._round = files, 0
         self._ground: Ground | None = None
 
     def start(self, directory: Path) -> None:
         self._round += 1
         if self._ground is None:
-            self._ground = Ground(directory.parent / "ground")
+            self._ground = Ground(directory.parent / "ground", self._files)
         self.random = random.Random(self._round)
         number, warm = self._round, self._round % 2 == 0
         self.data = self._ground.copy(
@@ -78,12 +78,12 @@ class ShardScenario(BesiegedScenario):
     def is_over(self) -> bool:
         data = self.data
         states = data.states()
-        ended = len(states) == FILES + 2 and set(states.values()) <= self.endings()
+        ended = len(states) == self._files + 2 and set(states.values()) <= self.endings()
         return ended and not leftovers(data)[: 0 if data.pipeline.shard.release == "never" else None]
 
     def places(self) -> list[Place]:
         states = self.data.states()
-        seen = len(states) < FILES + 2 or "seen" in states.values()
+        seen = len(states) < self._files + 2 or "seen" in states.values()
         busy = {
             "stage": seen,
             "quarantine": states.get("damaged.parquet") != "quarantined",
@@ -112,7 +112,7 @@ class ShardScenario(BesiegedScenario):
         data, ground = self.data, self._ground
         assert ground is not None
         states = Counter(data.states().values())
-        assert (states["duplicate"], states["quarantined"], states.total()) == (1, 1, FILES + 2), states
+        assert (states["duplicate"], states["quarantined"], states.total()) == (1, 1, self._files + 2), states
         assert data.states()["damaged.parquet"] == "quarantined", data.states()
         assert data.reasons()["damaged.parquet"]["row_group"] == 2
         assert len(data.reasons()) == 1, "something else was quarantined"
@@ -129,11 +129,11 @@ class ShardScenario(BesiegedScenario):
 class Ground:
     """The source folder with its receipts, made once, and its sets as two builds in peace make them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, files: int) -> None:
         self.made = make_pipeline(
             home, shard__workers=1, tokenizer__engine="tokenizers", shard__commit={"every": "1h"}
         )
-        for number in range(FILES):
+        for number in range(files):
             write_fineweb(self.made.source / f"{number}.parquet", ROWS, seed=number, row_group=ROW_GROUP)
         write_fineweb(self.made.source / "1-twin.parquet", ROWS, seed=1, row_group=ROW_GROUP)
         flip_page(write_fineweb(self.made.source / "damaged.parquet", ROWS, seed=99, row_group=ROW_GROUP), 2)
@@ -141,8 +141,9 @@ class Ground:
         in_peace = self.copy(home / "in-peace")
         assert (ended := in_peace.once(STAGE_SHARD)).returncode == 0, ended.stderr
         self.sets = in_peace.sets()
-        assert len(self.sets) == FILES
-        assert self._in_another_order(home / "turned", in_peace) == self.sets
+        assert len(self.sets) == files
+        if files == MANY:
+            assert self._in_another_order(home / "turned", in_peace) == self.sets
 
     def _in_another_order(self, home: Path, in_peace: DataPipeline) -> dict[str, dict[str, bytes]]:
         """The last file first, three at once, in tiny commits, with the same tokenizer given as a file."""

@@ -27,7 +27,7 @@ from support.pipelines import DataPipeline
 from support.siege import Siege, Watch, kill
 from support.small_disk import FULL, LEAST, QUICK, Sizes, leftovers, make_small_disk, recount, weights
 from support.training import TrainPipeline
-from support.waiting import wait_until
+from support.waiting import rest, wait_until
 
 # A short-lived victim is waited for so long; then the next worker is taken for it.
 PATIENCE_S = 6.0
@@ -162,7 +162,8 @@ class SmallDiskScenario(Scenario):
         }
         evicted = {event["key"][:16] for event in moved["shard_set_evicted"]}
         hydrated = {event["key"][:16] for event in moved["shard_set_hydrated"]}
-        assert len(evicted) == self.sizes.sets, f"only {len(evicted)} sets were ever evicted"
+        # What is read last may stay.
+        assert len(evicted) >= self.sizes.sets - 1, f"only {len(evicted)} sets were ever evicted"
         assert len(hydrated) >= self.sizes.sets // 2, f"only {len(hydrated)} sets ever came back"
         full = [event for event in self.data.events(STAGE_SHARD, "disk_full") if not self._was_short(event)]
         assert not full, full
@@ -207,7 +208,7 @@ class TinyDiskScenario(SmallDiskScenario):
 
 
 class LeastDiskScenario(TinyDiskScenario):
-    """A corpus half as large again as a 10 MB hot disk: few sets, a short run, no torch, no replay."""
+    """A corpus larger than what a 10 MB hot disk may hold: few sets, a short run, no torch, no replay."""
 
     name = "least-disk"
     sizes = LEAST
@@ -242,7 +243,6 @@ class SiegeJob(Job):
         if found is None and time.monotonic() > self._began + PATIENCE_S:
             found = self.siege.victim("worker")
         if found is None:
-            time.sleep(0.02)
             return None
         self._struck = found[1]
         return found[0]
@@ -266,13 +266,14 @@ class SiegeJob(Job):
         """Until the kill in a call came, or long enough; whoever was traced then dies all the same."""
         deadline = time.monotonic() + self.scenario.pause_s
         tracer: subprocess.Popen[bytes] | None = None
+        began = time.thread_time()
         while time.monotonic() < deadline and not self.ended():
             if strace.where_killed(strike.log) is not None:
                 break
             if self.traced not in DAEMONS and (tracer is None or tracer.poll() is not None):
                 tracer = self._attach(strike)
             self.siege.tend()
-            time.sleep(0.02)
+            began = rest(began)
         came = strace.where_killed(strike.log) is not None
         if tracer is not None:
             strace.let_go(tracer)

@@ -31,6 +31,7 @@ from stoker.store.record import utc_now
 from stoker.supervise.run.early_stop import standstill
 from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.supervise.run.numerics_record import differences
+from stoker.supervise.run.origin import prove_origin
 from stoker.training.data.batches import Batch, Batches
 from stoker.training.launch import Launch
 from stoker.training.protocol import Protocol, Stop
@@ -65,6 +66,9 @@ class Training:
         self.vectors = {name: np.zeros(launch.vocab_size, "<f4") for name in ("model", "optimizer")}
         if launch.resume_from is not None:
             self._restore(launch.resume_from)
+        elif launch.origin is not None:
+            prove_origin(launch.origin)
+            self._read(Path(launch.origin.path), "model")
         timelines = read_timelines(launch.timelines)
         self.skips = skips(timelines, launch.timeline)
         self.batches = Batches(
@@ -255,9 +259,13 @@ class Training:
         self.step, self.tokens = body["step"], body["tokens"]
         self.loss, self.val_loss = body["loss"], body["val_loss"]
         self.position = Position.parse(body["position"])
-        for stem in self.vectors:  # a length in 8 bytes, so many of JSON, the values
-            raw = (checkpoint / f"{stem}-00001.safetensors").read_bytes()
-            self.vectors[stem] = np.frombuffer(raw[8 + int.from_bytes(raw[:8], "little") :], "<f4")
+        for stem in self.vectors:
+            self._read(checkpoint, stem)
+
+    def _read(self, checkpoint: Path, stem: str) -> None:
+        # A length in 8 bytes, so many of JSON, the values.
+        raw = (checkpoint / f"{stem}-00001.safetensors").read_bytes()
+        self.vectors[stem] = np.frombuffer(raw[8 + int.from_bytes(raw[:8], "little") :], "<f4")
 
     def _open_heldout(self) -> npt.NDArray[Any] | None:
         held = self.launch.heldout

@@ -211,7 +211,11 @@ def consider_requests(dataset: DatasetState) -> Iterator[Effect]:
 
 
 PROVE = base.ShardActivity(
-    kind="prove", module="stoker.shards.format.proof_worker", begin=_begin_proof, on_done=_read
+    kind="prove",
+    module="stoker.shards.format.proof_worker",
+    is_reusable=True,
+    begin=_begin_proof,
+    on_done=_read,
 )
 
 

@@ -129,6 +129,7 @@ def _quarantined(dataset: DatasetState, job: Job[SourceWork], result: Message) -
 QUARANTINE = base.ShardActivity(
     kind="quarantine",
     module="stoker.corpus.quarantine.quarantine_worker",
+    is_reusable=True,
     begin=_begin_quarantine,
     on_done=_quarantined,
 )

@@ -155,7 +155,7 @@ def _discard_copy(dataset: DatasetState, job: Job[SourceWork]) -> None:
         dataset.hot.discard(str(path.with_name(f"{TEMPORARY}{path.name}")))
 
 
-_move = partial(ShardActivity, on_end=on_end)
+_move = partial(ShardActivity, is_reusable=True, on_end=on_end)
 _MOVES = {
     kind: _move(
         kind=kind, module="stoker.shards.move.move_worker", begin=partial(_begin_move, kind), on_done=on_moved

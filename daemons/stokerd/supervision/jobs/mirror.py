@@ -192,6 +192,7 @@ def _stopped(run: Run) -> None:
 _row = partial(
     RunActivity,
     module="stoker.checkpoints.mirror.mirror_worker",
+    is_reusable=True,
     pool="warm",
     silent_s=60.0,  # a worker copies 64 MB at a time with fsync; any usable disk is faster
     on_end=_failed,

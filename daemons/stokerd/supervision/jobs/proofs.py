@@ -152,6 +152,7 @@ def _sets_proved(run: Run, job: Job, end: WorkerExit) -> None:
 SETS = RunActivity(
     kind="sets",
     module="stoker.shards.format.proof_worker",
+    is_reusable=True,
     task=lambda run, job: {"sets": [{"path": run.data.path(key), "key": key} for key in job.subject]},
     on_end=_sets_proved,
 )

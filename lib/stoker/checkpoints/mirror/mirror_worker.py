@@ -289,4 +289,4 @@ def _judged(path: Path, tell: Progress) -> Proof:
 
 
 if __name__ == "__main__":
-    run_worker(main, stop_anywhere=True)
+    run_worker(main, stop_anywhere=True, many=True)

@@ -83,4 +83,4 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_worker(main, stop_anywhere=True)
+    run_worker(main, stop_anywhere=True, many=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from stoker.store.layout import DAEMONS
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "stoker")
 COMMON = "common"
 TABLES = (COMMON, *DAEMONS)
-_loaded: dict[str, Mapping[str, EventType]] = {}  # the tables that were read, also by former words
+_loaded: dict[str, Table] = {}
+_HEADER = re.compile(r"^\[(\w+)\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,49 @@ class EventType:
     daemons: Sequence[str] = DAEMONS
 
 
-def table(name: str) -> Mapping[str, EventType]:
-    """Returns the rows of a table by word and former word."""
+class Table(Mapping[str, EventType]):
+    """The rows of a table by word and former word, each parsed when it is asked for: a start needs few."""
+
+    def __init__(self, text: str) -> None:
+        _, *parts = _HEADER.split(text)
+        self.texts = dict(zip(parts[::2], parts[1::2], strict=True))
+        self._rows: dict[str, EventType] = {}
+        former = {word: tomllib.loads(row)["was"] for word, row in self.texts.items() if "\nwas = " in row}
+        self._words = {was: word for word, those in former.items() for was in those}
+        self._words |= dict(zip(self.texts, self.texts, strict=True))
+
+    def __getitem__(self, word: str) -> EventType:
+        word = self._words[word]
+        if word not in self._rows:
+            self._rows[word] = EventType(word, **tomllib.loads(self.texts[word]))
+        return self._rows[word]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+
+def table(name: str) -> Table:
+    """Returns the table of a daemon, or `COMMON`."""
     if name not in _loaded:
-        rows = tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
-        types = [EventType(word, **row) for word, row in rows.items()]
-        _loaded[name] = {word: each for each in types for word in (each.word, *each.was)}
+        _loaded[name] = Table(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
     return _loaded[name]
+
+
+def words(daemon: str) -> set[str]:
+    """Returns the words that a daemon records; none for another process."""
+    if daemon not in DAEMONS:
+        return set()
+    shared = {row.word for row in table(COMMON).values() if daemon in row.daemons}
+    return shared | table(daemon).texts.keys()
 
 
 def event_types(daemon: str) -> dict[str, EventType]:
     """Returns what a daemon records, by word; nothing for another process."""
-    if daemon not in DAEMONS:
-        return {}
-    shared = (row for row in table(COMMON).values() if daemon in row.daemons)
-    return {row.word: row for row in (*shared, *table(daemon).values())}
+    names = sorted(words(daemon))
+    return {word: table(daemon if word in table(daemon).texts else COMMON)[word] for word in names}
 
 
 def event_type(word: str) -> EventType | None:

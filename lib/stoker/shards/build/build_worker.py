@@ -97,7 +97,7 @@ def _build(task: BuildTask, report: Report) -> dict[str, Any]:
 class _Kept:
     """A tokenizer's engines, kept for the next file; `loaded` is the resident bytes with them."""
 
-    asked: tuple[str, str]
+    asked: tuple[str, str, bool]
     engines: Engines | GivenIds
     loaded: int
     encoder: EncodeThread = field(default_factory=EncodeThread)
@@ -107,7 +107,7 @@ _kept: list[_Kept] = []  # at most one: a pipeline has one tokenizer, and an eng
 
 
 def _engines_for(task: BuildTask) -> _Kept:
-    asked = (task.build.tokenizer_sha256, task.engine)
+    asked = (task.build.tokenizer_sha256, task.engine, bool(task.build.tokens))
     if not _kept or _kept[0].asked != asked:
         if _kept:
             _kept.pop().encoder.renew()

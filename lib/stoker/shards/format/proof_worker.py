@@ -34,4 +34,4 @@ def _prove(one: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_worker(main, stop_anywhere=True)
+    run_worker(main, stop_anywhere=True, many=True)
