@@ -11,7 +11,7 @@ import click
 
 from stoker.cli.options import counts, did_you_mean, json_option, one_line, pipeline_file, plural, print_json
 from stoker.cli.pipeline import describe_data, describe_run, describe_words
-from stoker.cli.pipeline.described import Description, Question
+from stoker.cli.pipeline.described import SHOWN, Description, Question
 from stoker.cli.pipeline.events import STDOUT
 from stoker.config.schema import Pipeline
 from stoker.kit.events import format_fields
@@ -86,14 +86,15 @@ def find(question: Question) -> tuple[str, Description]:
             return kind.name, found
     if question.problem is not None:  # it may be in there
         raise question.problem
-    thing, names = question.thing, [name for kind in KINDS for name in kind.names(question)]
-    there = f"`stoker status {question.pipeline.file}` and `stoker events` show what there is"
-    if 0 < len(thing) < describe_data.LEAST_DIGITS and describe_data.is_hex(thing) and not thing.isdigit():
+    thing, pipeline = question.thing, question.pipeline
+    there = f"`stoker status {pipeline.file}` and `stoker events {pipeline.file}` show what there is"
+    if thing.isdigit():
+        there = f"run {pipeline.train.run} has and plans no such step"
+    elif 0 < len(thing) < describe_data.LEAST_DIGITS and describe_data.is_hex(thing):
         there = f"of a shard set's key give at least {describe_data.LEAST_DIGITS} digits"
+    names = (name for kind in KINDS for name in kind.names(question))
     what = f"{', '.join(kind.name for kind in KINDS[:-1])} or {KINDS[-1].name}"
-    raise UsageError(
-        f"{thing!r} is no {what} of {question.pipeline.name}; {did_you_mean(thing, names, there)}"
-    )
+    raise UsageError(f"{thing!r} is no {what} of {pipeline.name}; {did_you_mean(thing, names, there)}")
 
 
 def as_body(question: Question, kind: str, described: Description) -> dict[str, Any]:
@@ -121,6 +122,7 @@ def rows(question: Question, kind: str, described: Description) -> Iterator[Row]
             yield f"  {title}", text if len(text) <= LONGEST else f"{text[:LONGEST]}...", PLAIN
     history = described.history
     told = f"{plural(history.count, 'event')}, {history.in_24_h:,} in the last 24 h"
+    told += f"; the newest {SHOWN}:" if history.count > SHOWN else ""
     yield "history", told if history.count else "no event in the logs is about it", BOLD
     for each in history.events:
         yield f"  {each['time']}", sentence(each), COLOURS.get(str(each.get("level")), PLAIN)

@@ -124,13 +124,11 @@ def _steps(pipeline: Pipeline, path: str, record: Source | None, receipt: Receip
 
 def _with(question: Question, needle: str) -> Iterator[Source]:
     """Yields the sources whose record holds this text; only these are parsed, as there may be 50,000."""
-    for file in sorted(question.read(lambda: [*question.pipeline.layout.sources.glob("*.json")]) or ()):
-        with suppress(FileNotFoundError):
-            if needle.encode() in (data := question.read(Path.read_bytes, file) or b""):
-                found = question.read(
-                    lambda data, file: Source.from_record(parse_record(data, file)), data, file
-                )
-                yield from () if found is None else (found,)
+    directory = question.pipeline.layout.sources
+    for file in map(directory.joinpath, sorted(question.read(os.listdir, directory) or ())):
+        if needle.encode() in (question.read(Path.read_bytes, file) or b""):
+            found = question.record(Source.from_record, file)
+            yield from () if found is None else (found,)
 
 
 def _owner(question: Question, record: Source) -> str | None:
