@@ -92,7 +92,8 @@ def find(question: Question) -> tuple[str, Description]:
         there = f"run {pipeline.train.run} has and plans no such step"
     elif 0 < len(thing) < describe_data.LEAST_DIGITS and describe_data.is_hex(thing):
         there = f"of a shard set's key give at least {describe_data.LEAST_DIGITS} digits"
-    names = (name for kind in KINDS for name in kind.names(question))
+    names = [name for kind in KINDS for name in kind.names(question)]
+    names = [name for name in names if name.endswith(f"/{thing}")] or names
     what = f"{', '.join(kind.name for kind in KINDS[:-1])} or {KINDS[-1].name}"
     raise UsageError(f"{thing!r} is no {what} of {pipeline.name}; {did_you_mean(thing, names, there)}")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from stoker.corpus.quarantine.directory import QuarantineEntry, read_folder, ref
 from stoker.corpus.records.receipts import Receipt, read_listing
 from stoker.corpus.records.sources import EXCEEDS_DISK, KEY16, PUBLISHED, Source
 from stoker.store.errors import UsageError
-from stoker.store.record import parse_record
 
 LEAST_DIGITS, ALL_DIGITS = 6, 64  # of a shard set's key
 MOST_NAMED = 5  # keys of an ambiguous prefix
@@ -50,7 +49,7 @@ def source(question: Question) -> Description | None:
         "state": record.state if record else "not taken up",
         "reason": record and record.reason,
         "column": record and record.column,
-        "builds_without_verdict": record and record.attempts,
+        "failed_builds": (record and record.attempts) or None,
         "duplicate_of": owner,
         "receipt": receipt and receipt.state,
         "file": receipt and receipt.file,
@@ -71,7 +70,7 @@ def _set(pipeline: Pipeline, record: Source) -> dict[str, Any]:
     books = asdict(record.books) if record.books else {}
     return {
         "key": key,
-        "set_on": [str(disk.shard_set(dataset, key)) for disk in disks if disk],
+        "set_at": [str(disk.shard_set(dataset, key)) for disk in disks if disk],
         **{name: books.get(name) for name in ("rows", "documents", "train_tokens", "val_tokens")},
         "rows_dropped": dict(books.get("dropped") or ()),
     }
@@ -154,9 +153,8 @@ def shard_set(question: Question) -> Description | None:
 
 def quarantine(question: Question) -> Iterable[str]:
     """Returns the names of the quarantine's folders."""
-    return (
-        question.read(lambda: [one.name for one in question.pipeline.layout.quarantine.glob("[!.]*")]) or ()
-    )
+    found = question.read(os.listdir, question.pipeline.layout.quarantine) or ()
+    return [name for name in found if not name.startswith(".")]
 
 
 def quarantined(question: Question) -> Description | None:

@@ -10,6 +10,7 @@ from typing import Any
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.retention import CheckpointEntry, counts, find_checkpoints
 from stoker.cli.pipeline.described import Description, Question
+from stoker.cli.pipeline.events import MUTED, ROUTINE
 from stoker.observe.status import read_status
 from stoker.plan.timelines import Timelines, ancestry, read_timelines
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
@@ -204,6 +205,7 @@ def launch(question: Question) -> Description | None:
             (not facts["begin"] or str(facts["begin"]) <= each["time"])
             and (not until or each["time"] <= until)
             and each.get("launch", name) == name
+            and each.get("event") not in ROUTINE | MUTED
         ),
         [TRAIN_SUPERVISOR],
     )
