@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from stoker.kit.terminal import (
 from stoker.store.errors import UsageError
 
 WIDTH = 23  # of titles: a time and its indent
+OF_NOTE = ("timeline", "resume_step")  # also where it is 0; what else is 0, empty or not known is no news
 LONGEST = 300  # characters of one fact in text: a reader's words may be long
 Row = tuple[str, str, str]  # title, text, colour
 
@@ -45,13 +47,13 @@ class Kind:
 
 # In this order: a name of several kinds is the first one's.
 KINDS = (
-    Kind("daemon", describe_words.daemon, describe_words.daemons),
-    Kind("event", describe_words.event, describe_words.events),
-    Kind("alert", describe_words.alert, describe_words.alerts),
-    Kind("launch", describe_run.launch, describe_run.launches),
+    Kind("daemon", describe_words.daemon),
+    Kind("event", describe_words.event),
+    Kind("alert", describe_words.alert, describe_words.names),
+    Kind("launch", describe_run.launch, describe_run.names),
     Kind("step", describe_run.step),
-    Kind("quarantine id", describe_data.quarantined, describe_data.quarantine),
-    Kind("source", describe_data.source, describe_data.sources),
+    Kind("quarantine id", describe_data.quarantined, describe_data.entries),
+    Kind("source", describe_data.source, describe_data.listed),
     Kind("shard set", describe_data.shard_set),
 )
 
@@ -90,7 +92,7 @@ def find(question: Question) -> tuple[str, Description]:
     there = f"`stoker status {pipeline.file}` and `stoker events {pipeline.file}` show what there is"
     if thing.isdigit():
         there = f"run {pipeline.train.run} has and plans no such step"
-    elif 0 < len(thing) < describe_data.LEAST_DIGITS and describe_data.is_hex(thing):
+    elif re.fullmatch("[0-9a-f]+", thing):
         there = f"of a shard set's key give at least {describe_data.LEAST_DIGITS} digits"
     names = [name for kind in KINDS for name in kind.names(question)]
     names = [name for name in names if name.endswith(f"/{thing}")] or names
@@ -117,7 +119,7 @@ def rows(question: Question, kind: str, described: Description) -> Iterator[Row]
     """Yields what is shown as text."""
     yield f"{kind} {described.name}", "", BOLD
     for name, value in described.facts.items():
-        if value not in (None, "", [], {}):
+        if (value or (name in OF_NOTE and value is not None)) and value != described.name:
             title, text = in_words(name, value)
             text = _pairs(value) if isinstance(value, Mapping) else text
             yield f"  {title}", text if len(text) <= LONGEST else f"{text[:LONGEST]}...", PLAIN
@@ -127,11 +129,13 @@ def rows(question: Question, kind: str, described: Description) -> Iterator[Row]
     yield "history", told if history.count else "no event in the logs is about it", BOLD
     for each in history.events:
         yield f"  {each['time']}", sentence(each), COLOURS.get(str(each.get("level")), PLAIN)
-    yield from (("next", text, BOLD) for text in (described.next,) if text)
-    yield from (("what you can do", text, BOLD) for text in described.do)
+    yield from (("next", text, PLAIN) for text in (described.next,) if text)
+    yield from (("what you can do", text, PLAIN) for text in described.do)
     yield from (("not readable", text, COLOURS["warning"]) for text in question.unread)
 
 
 def _pairs(value: Mapping[str, Any]) -> str:
-    are_counts = all(type(each) is int for each in value.values())
-    return counts(value) if are_counts else format_fields(value)
+    """Returns counts, or key=value; what is nested is left to --json."""
+    if all(type(each) is int for each in value.values()):
+        return counts(value)
+    return format_fields({name: each for name, each in value.items() if isinstance(each, str | int | float)})

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker.config.schema import Pipeline
+from stoker.observe.verdict import Facts, Verdict, verdict
 from stoker.store.errors import StokerError
-from stoker.store.layout import DAEMONS
+from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
 from stoker.store.log import LogScan
 from stoker.store.record import read_record, utc_at
+from stoker.supervise.outlook import gather
 
 T = TypeVar("T")
 Event = Mapping[str, Any]
-Matches = Callable[[Event], bool]
 SHOWN = 5  # the newest events of a history
 DAY_S = 86_400.0
 
@@ -68,21 +70,35 @@ class Question:
         """Returns a record, parsed; None as `read` does."""
         return self.read(lambda path: parse(read_record(path)), path)
 
-    def damaged(self, path: object, damage: Iterable[str]) -> None:
-        """Notes the damage of a log, of which the rest was read."""
+    def log(self, read: Callable[[Path], tuple[list[T], Iterable[str]]], path: Path) -> list[T]:
+        """Returns the entries of a log that are whole; notes its damage."""
+        entries, damage = self.read(read, path) or ([], ())
         self.unread += [f"{path} is damaged: {each}" for each in damage]
+        return entries
 
-    def history(self, matches: Matches, daemons: Iterable[str] = DAEMONS) -> History:
+    @cached_property
+    def facts(self) -> Facts | None:
+        """What the pipeline is judged by; None where that cannot be read."""
+        return self.read(gather, self.pipeline)
+
+    def judged(self, daemon: str) -> Verdict:
+        """Returns the verdict on one daemon, and on the run where it is the train supervisor."""
+        facts = self.facts
+        if facts is None or daemon not in facts.daemons:
+            return Verdict("waits", "what the daemons do is not known")
+        record = facts.record if daemon == TRAIN_SUPERVISOR else None
+        return verdict(replace(facts, daemons={daemon: facts.daemons[daemon]}, record=record))
+
+    def history(self, matches: Callable[[Event], bool], daemons: Iterable[str] = DAEMONS) -> History:
         """Returns the history by the event logs, which rotate within a few MiB; reads them line by line."""
         found = [one for daemon in daemons if (one := self.read(self._history, matches, daemon))]
         newest = sorted(
             (event for one in found for event in one.events), key=lambda event: str(event["time"])
         )
-        return History(
-            sum(one.count for one in found), sum(one.in_24_h for one in found), tuple(newest[-SHOWN:])
-        )
+        count, in_24_h = (sum(getattr(one, name) for one in found) for name in ("count", "in_24_h"))
+        return History(count, in_24_h, tuple(newest[-SHOWN:]))
 
-    def _history(self, matches: Matches, daemon: str) -> History:
+    def _history(self, matches: Callable[[Event], bool], daemon: str) -> History:
         path, since = self.pipeline.layout.events(daemon), utc_at(time.time() - DAY_S)
         scan, count, in_24_h, newest = LogScan(path, rotated=True), 0, 0, deque[Event](maxlen=SHOWN)
         for entry, _ in scan:
@@ -90,5 +106,5 @@ class Question:
             if matches(event):
                 count, in_24_h = count + 1, in_24_h + (event["time"] >= since)
                 newest.append(event)
-        self.damaged(path, scan.damage)
+        self.unread += [f"{path} is damaged: {each}" for each in scan.damage]
         return History(count, in_24_h, tuple(newest))
