@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -51,6 +52,7 @@ def event(question: Question) -> Description | None:
     return Description(row.word, facts, do=(do or "nothing: it needs no action",), history=history)
 
 
+@functools.cache
 def rules() -> dict[str, list[Mapping[str, Any]]]:
     """Returns the rules of each alert by its name; several differ in severity."""
     import yaml
