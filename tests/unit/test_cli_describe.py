@@ -65,6 +65,7 @@ class Paper:
             seal(self.run.checkpoints, step)
         self.event("stage_shard", "source_proven", path="x/one.parquet", key=KEY[:16])
         self.event("train_supervisor", "trainer_exited", "2026-11-20T10:30:00Z", launch="l1", step=15)
+        self.event("train_supervisor", "run_halted", "2026-11-20T13:00:00Z", reason="for a test")
 
     def log(self, path: Path, body: dict[str, Any]) -> None:
         log = ChainedLog(path)
@@ -121,6 +122,7 @@ TOLD: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
     (KEY, "shard set", {"path": "x/one.parquet"}, DONE, "data where"),
     (NEAR[:16].upper(), "shard set", {"key": NEAR}, DONE, ""),
     ("5", "step", {"state": COMMITTED, "launch": "l1", "checkpoint_after": 10}, "a proven", "data batch"),
+    ("20", "step", {"checkpoint_before": 10, "checkpoint_after": 20}, "a proven", "rollback"),
     ("15", "step", {"launch": "l2", "checkpoint_before": 10, "loss": 0.15}, "a proven", "rollback"),
     ("22", "step", {"state": MADE, "timeline": 1, "launch": "l3", "loss": 1.22}, "made again", "rollback"),
     ("30", "step", {"state": BACK, "given_up_by": "timeline 1, from step 20: asked"}, "without it", ""),
@@ -220,32 +222,47 @@ def test_what_is_not_there_is_refused_with_the_nearest_name(paper: Paper) -> Non
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_shown(paper: Paper) -> None:
     paper.layout.source("prose", "x/one.parquet").write_bytes(b"{}")
-    receipt = Receipt("prose", "x/one.parquet", "/there", 5, A, "", "", "verified")
+    receipt = Receipt("prose", "x/one.parquet", "/there\x1b[2J", 5, A, "", "", "verified")
     write_receipt(paper.layout, receipt)
     events = paper.layout.events("stage_shard")
     events.write_bytes(b"{\n" + events.read_bytes())
     events.with_name("stage_shard.jsonl.1").mkdir()
     told = paper.told("x/one.parquet")
-    assert told["facts"]["file"] == "/there" and "no record" in told["unread"][0]
+    assert told["facts"]["file"] == "/there\x1b[2J" and "no record" in told["unread"][0]
     assert any("stage_shard.jsonl.1" in each for each in told["unread"])
-    assert "not readable" in paper.ask("x/one.parquet")[1]
+    out = paper.ask("x/one.parquet")[1]
+    assert "not readable" in out and "/there\\x1b[2J" in out
 
     write_record(paper.layout.source("prose", "bad.parquet"), {"v": 2})
     code, _, err = paper.ask("bad.parquet")
     assert code == 78 and "format version 2" in err  # it is there, and another Stoker's
     paper.run.launches.write_text('{"v": 1, "prev": "x"}\n')
-    assert any("launches.jsonl is damaged" in each for each in paper.told("5")["unread"])
+    unread = paper.told("5")["unread"]
+    assert "launches.jsonl is damaged" in unread[0] and len(unread) == len(set(unread))
+    paper.run.metrics.unlink()
+    paper.run.metrics.mkdir()
+    code, _, err = paper.ask("40")  # planned, or made: that cannot be told
+    assert code == 74 and "metrics.jsonl: Is a directory" in err
 
 
 def test_a_history_counts_all_and_shows_the_newest(paper: Paper) -> None:
     for number in range(9):
         paper.event("stage_shard", "build_failed", f"2026-11-20T0{number}:00:00Z", path="new.parquet")
     paper.event("download_watchdog", "source_vanished", path="new.parquet", reason="\x1b[2J")
+    paper.event("train_supervisor", "shard_set_restored", key=KEY)
+    assert [each["event"] for each in paper.told(KEY[:9])["history"]["events"]] == [
+        *("source_proven", "shard_set_restored"),
+    ]
     told = paper.told("new.parquet")["history"]
     assert (told["count"], told["in_24_h"], len(told["events"])) == (10, 1, 5)
     assert [each["event"] for each in told["events"][-2:]] == ["build_failed", "source_vanished"]
     out = paper.ask("new.parquet")[1]
     assert "10 events, 1 in the last 24 h; the newest 5:" in out and "\x1b" not in out
+
+
+def test_a_launch_has_the_events_from_its_begin_to_the_next(paper: Paper) -> None:
+    for launch, words in (("l1", ["trainer_exited"]), ("l2", []), ("l3", ["run_halted"])):
+        assert [each["event"] for each in paper.told(launch)["history"]["events"]] == words
 
 
 def test_every_daemon_event_and_alert_can_be_described(paper: Paper) -> None:

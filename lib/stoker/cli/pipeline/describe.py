@@ -111,7 +111,7 @@ def as_body(question: Question, kind: str, described: Description) -> dict[str, 
         "history": asdict(described.history),
         "next": described.next,
         "do": list(described.do),
-        "unread": question.unread,
+        "unread": list(dict.fromkeys(question.unread)),
     }
 
 
@@ -131,7 +131,7 @@ def rows(question: Question, kind: str, described: Description) -> Iterator[Row]
         yield f"  {each['time']}", sentence(each), COLOURS.get(str(each.get("level")), PLAIN)
     yield from (("next", text, PLAIN) for text in (described.next,) if text)
     yield from (("what you can do", text, PLAIN) for text in described.do)
-    yield from (("not readable", text, COLOURS["warning"]) for text in question.unread)
+    yield from (("not readable", text, COLOURS["warning"]) for text in dict.fromkeys(question.unread))
 
 
 def _pairs(value: Mapping[str, Any]) -> str:

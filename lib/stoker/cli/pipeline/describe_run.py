@@ -31,11 +31,13 @@ def step(question: Question) -> Description | None:
     thing, pipeline, run = question.thing, question.pipeline, _run(question)
     if not (thing.isascii() and thing.isdigit() and len(thing) <= MOST_DIGITS):
         return None
-    number, timelines = int(thing), question.read(read_timelines, run.timelines) or Timelines()
+    number, unread = int(thing), len(question.unread)
+    timelines = question.read(read_timelines, run.timelines) or Timelines()
     newest_first = range(timelines.current, -1, -1)
     logged = {one: rows for one in newest_first if (rows := question.read(rows_at, run.metrics, one, number))}
     proven = question.record(lambda body: int(body["step"]), run.consumed) or 0
-    if not logged and number > max(proven, kind_of(pipeline).horizon(pipeline.train) or 0):
+    is_known = logged or len(question.unread) == unread  # else it may be in what could not be read
+    if not is_known or (not logged and number > max(proven, kind_of(pipeline).horizon(pipeline.train) or 0)):
         return None
     timeline, state = standing(number, logged, ancestry(timelines), proven)
     facts: dict[str, Any] = {"run": pipeline.train.run, "state": state}
@@ -51,7 +53,9 @@ def step(question: Question) -> Description | None:
         "checkpoint_after": min((one for one in there if one >= number), default=None),
         "newest_proven_step": proven,
     }
-    do = [f"`stoker rollback {pipeline.file} {before}` goes back before it"] * bool(before and state in THEN)
+    do = [f"`stoker rollback {pipeline.file} {before}` goes back before it"] * bool(
+        before and state in (COMMITTED, MADE)
+    )
     if state != PLANNED and pipeline.train.follows_plan:
         do.append(f"`stoker data batch {pipeline.file} {pipeline.train.run} {number}` shows its documents")
     history = question.history(

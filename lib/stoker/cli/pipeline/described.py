@@ -59,12 +59,17 @@ class Question:
             return call(*arguments)
         except FileNotFoundError:
             return None
-        except (StokerError, OSError) as problem:
-            self.problem = self.problem or problem
-            self.unread.append(str(problem))
+        except StokerError as problem:
+            self._note(problem, str(problem))
+        except OSError as problem:
+            self._note(problem, f"{problem.filename}: {problem.strerror}")
         except (KeyError, TypeError, ValueError) as problem:  # a whole record, of fields that are not known
             self.unread.append(f"{arguments[-1]}: another version of Stoker wrote it ({problem!r})")
         return None
+
+    def _note(self, problem: StokerError | OSError, text: str) -> None:
+        self.problem = self.problem or problem
+        self.unread.append(text)
 
     def record(self, parse: Callable[[Mapping[str, Any]], T], path: Path) -> T | None:
         """Returns a record, parsed; None as `read` does."""

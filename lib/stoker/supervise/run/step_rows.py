@@ -53,12 +53,8 @@ _END = (math.inf, math.inf), dict[str, Any]()
 
 
 def _after(lines: BinaryIO, place: int) -> Iterator[tuple[tuple[float, float], dict[str, Any]]]:
-    """Yields timeline and step of each row that begins at a place of a log or behind it, and the row."""
-    if place:
-        lines.seek(place - 1)
-        lines.readline()  # the line that the byte before belongs to
-    else:
-        lines.seek(0)
+    """Yields timeline and step of each row from a place of a log on, and the row."""
+    lines.seek(place)  # most places are inside of a line, whose rest is no row
     for line in lines:
         if (row := _row_of(line)) is not None:
             yield (row["timeline"], row["step"]), row
