@@ -114,28 +114,19 @@ def test_config_check_looks_for_the_program_and_its_directory(
     [
         (("replay",), "does not read Stoker's plan: `stoker replay` has"),
         (
-            (
-                "data",
-                "plan",
-            ),
+            ("data plan",),
             "does not read Stoker's plan: `stoker data plan` has",
         ),
-        (("data", "batch", "1"), "does not read Stoker's plan: `stoker data batch` has"),
-        (("data", "where", "a.parquet", "1"), "does not read Stoker's plan: `stoker data where` has"),
-        (("data", "skip-set", "0" * 16), "does not read Stoker's plan: `stoker data skip-set` has"),
+        (("data batch", "1"), "does not read Stoker's plan: `stoker data batch` has"),
+        (("data where", "a.parquet", "1"), "does not read Stoker's plan: `stoker data where` has"),
+        (("data skip-set", "0" * 16), "does not read Stoker's plan: `stoker data skip-set` has"),
         (("rollback", "1", "--skip", "1:2"), "--skip: an external trainer does not read Stoker's plan"),
         (
-            (
-                "data",
-                "rows",
-            ),
+            ("data rows",),
             "it prepares no dataset, so `stoker data rows` has nothing to do",
         ),
         (
-            (
-                "data",
-                "download",
-            ),
+            ("data download",),
             "it prepares no dataset, so `stoker data download` has nothing to do",
         ),
     ],
@@ -144,5 +135,5 @@ def test_commands_about_plan_and_data_say_that_there_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...], said: str
 ) -> None:
     file = write_pipeline(tmp_path, OWN)
-    assert exit_code([command[0], str(file), *command[1:]]) == 64
+    assert exit_code([*command[0].split(), str(file), *command[1:]]) == 64
     assert said in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.supervise.run import step_rows
-from stoker.supervise.run.step_rows import Piece, StepRows
+from stoker.supervise.run.step_rows import Piece, StepRows, rows_at
 
 ONE = [(0, None)]
 
@@ -96,3 +96,17 @@ def test_only_the_current_history_counts(tmp_path: Path) -> None:
     assert all_of(reader) == [], "another timeline's"
     forked = [(1, None), (0, 5)]
     assert all_of(reader, forked) == [*((s, 1.0) for s in range(1, 6)), *((s, 2.0) for s in range(6, 9))]
+
+
+def test_the_rows_of_a_step_are_found_in_a_long_log_by_a_few_looks(tmp_path: Path) -> None:
+    log, first = tmp_path / "metrics.jsonl", [row(step) for step in range(1, 401)]
+    assert rows_at(log, 0, 1) == []
+    second = [row(step, timeline=1, time="t" * (step % 90)) for step in range(200, 600)]
+    evaluation = row(250, timeline=1, val_loss=2.0)
+    write(log, [*first[:300], b'{"step": 30', b"\n", *first[300:], *second[:51], evaluation, *second[51:]])
+    for step in range(1, 600):
+        for timeline, steps_of in ((0, range(1, 401)), (1, range(200, 600))):
+            found = [one["step"] for one in rows_at(log, timeline, step)]
+            is_twice = (timeline, step) == (1, 250)
+            assert found == [step] * (step in steps_of) * (1 + is_twice), (timeline, step)
+    assert rows_at(log, 2, 5) == rows_at(log, 1, 600) == []

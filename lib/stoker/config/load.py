@@ -68,6 +68,12 @@ def deploy_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "deploy"
 
 
+def docs_dir() -> Path:
+    """Returns the directory of the manual: below deploy/ in the installed package, or of a source tree."""
+    packaged = deploy_dir() / "docs"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "docs"
+
+
 def _settle_external(document: Document) -> None:
     """Lets the data be left out where the trainer is external; names the keys that it does not hear of.
 

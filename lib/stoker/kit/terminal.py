@@ -145,6 +145,11 @@ class _Words:
         return text.replace("_", " ") if name == "reason" and re.fullmatch("[a-z_]+", text) else text
 
 
+def in_words(name: str, value: Any) -> tuple[str, str]:
+    """Returns a field's name and value as a person reads them: `wall_s`, 90 is `wall`, `1 min 30 s`."""
+    return _UNIT.sub("", name).replace("_", " "), str(_Words(name, value))
+
+
 def _number(name: str, value: float) -> str:
     if name.endswith("_per_s"):
         return format_count(value)
@@ -195,7 +200,7 @@ def _generic(headline: str, fields: Mapping[str, _Words]) -> str:
     text = headline + (f": {fields['path']}" if "path" in fields else "")
     meaning = "; ".join(str(fields[name]) for name in reversed(MEANING) if name in fields)
     rest = [
-        f"{_UNIT.sub('', name).replace('_', ' ')} {value}"
+        " ".join(in_words(name, value.value))
         for name, value in fields.items()
         if name not in (*MEANING, "path")
     ]

@@ -85,7 +85,7 @@ def read_quarantine(directory: Path) -> tuple[QuarantineEntry, ...]:
         for folder in directory.glob("[!.]*"):
             try:
                 if folder.is_dir() and not folder.is_symlink():
-                    found.append(_read(folder))
+                    found.append(read_folder(folder))
             except FileNotFoundError:
                 continue  # removed with its reason meanwhile
     return tuple(sorted(found, key=lambda kept: (kept.when, kept.name), reverse=True))
@@ -134,7 +134,8 @@ def kind_of(name: str) -> str:
     return kind if kind in KINDS else "other"
 
 
-def _read(folder: Path) -> QuarantineEntry:
+def read_folder(folder: Path) -> QuarantineEntry:
+    """Returns one folder of the quarantine; its reason says why where it cannot be read."""
     try:
         body = read_record(folder / REASON)
     except FileNotFoundError:

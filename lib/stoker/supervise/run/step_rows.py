@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,11 +31,42 @@ def rows_of(log: Path, holding: bytes = b"", *, tail_bytes: int | None = None) -
         if tail_bytes is not None:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - tail_bytes))
         for line in lines:
-            row: Any = None
-            with contextlib.suppress(ValueError):
-                row = parse_json(line) if holding in line else None
-            if isinstance(row, dict) and type(row.get("step")) is type(row.get("timeline")) is int:
+            if holding in line and (row := _row_of(line)) is not None:
                 yield row
+
+
+def rows_at(log: Path, timeline: int, step: int) -> list[dict[str, Any]]:
+    """Returns the rows of a step of a timeline; [] where it has none, or the log is missing.
+
+    Looks at some thirty places of the log, however long: its rows are in the order of timeline and step.
+    Raises StorageError for a log that cannot be read.
+    """
+    wanted: tuple[float, float] = timeline, step
+    with contextlib.suppress(FileNotFoundError), storage_errors("read", log), log.open("rb") as lines:
+        places = range(lines.seek(0, os.SEEK_END))
+        place = bisect_left(places, wanted, key=lambda place: next(_after(lines, place), _END)[0])
+        return [row for _, row in takewhile(lambda one: one[0] == wanted, _after(lines, place))]
+    return []
+
+
+_END = (math.inf, math.inf), dict[str, Any]()
+
+
+def _after(lines: BinaryIO, place: int) -> Iterator[tuple[tuple[float, float], dict[str, Any]]]:
+    """Yields timeline and step of each row from a place of a log on, and the row."""
+    lines.seek(place)  # most places are inside of a line, whose rest is no row
+    for line in lines:
+        if (row := _row_of(line)) is not None:
+            yield (row["timeline"], row["step"]), row
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """Returns a line's row; None for one that is torn or no row."""
+    row: Any = None
+    with contextlib.suppress(ValueError):
+        row = parse_json(line)
+    is_row = isinstance(row, dict) and type(row.get("step")) is type(row.get("timeline")) is int
+    return row if is_row else None
 
 
 @dataclass(frozen=True)
