@@ -25,6 +25,7 @@ COMMANDS = {
     "status": ("pipeline.status", "Show whether all is well, what each daemon does, the data and the run."),
     "events": ("pipeline.events", "Show what happened, oldest first."),
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
+    "report": ("report.command", "Write one HTML page about all of it."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
     "resume": ("runs.hold", "Continue a run that is paused or halted."),
     "reload": ("pipeline.reload", "Reload the daemons with a changed file or new code."),
@@ -65,7 +66,7 @@ COMMANDS = {
 }
 SECTIONS = {
     "Start": "run watch",
-    "Look": "status events runs",
+    "Look": "status events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "audit verify replay",
     "Things": "data checkpoint quarantine config memory units client",
