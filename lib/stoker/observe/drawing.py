@@ -81,15 +81,17 @@ def draw(axis: Any, panel: Panel) -> None:
     """Draws curves, marks and scales on an axis of matplotlib, of each curve at most MOST_POINTS."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
+    scale = DAY_S if panel.over == "time" else 1
     for name, points in panel.curves.items():
         at, values = extremes(points)
         if name in panel.dots:
             axis.plot(at, values, ".", label=name, markersize=4)
+        elif len(at) == 1:  # is no line yet
+            axis.plot(at / scale, values, ".", label=name)
         elif panel.over == "duration":
             axis.plot(at, values, label=name, drawstyle="steps-post")
         else:
             axis.plot(*_with_gaps(at, values, panel.over), label=name, linewidth=1.1)
-    scale = DAY_S if panel.over == "time" else 1
     for number, kind in enumerate(dict.fromkeys(mark.kind for mark in panel.marks)):
         at = [mark.at_s / scale for mark in panel.marks if mark.kind == kind]
         # The whole height, whatever the scale: x is data, y a share of the axis.
@@ -108,7 +110,7 @@ def draw(axis: Any, panel: Panel) -> None:
 
         make_locator: Any = AutoDateLocator  # of which matplotlib says no types
         make_formatter: Any = ConciseDateFormatter
-        axis.xaxis.set_major_locator(locator := make_locator(minticks=3, maxticks=MOST_TICKS - 1))
+        axis.xaxis.set_major_locator(locator := make_locator(minticks=3, maxticks=MOST_TICKS + 1))
         axis.xaxis.set_major_formatter(make_formatter(locator))
     elif panel.over == "step":
         axis.xaxis.set_major_locator(MaxNLocator(MOST_TICKS - 1, integer=True))
@@ -138,7 +140,7 @@ def inline_svg(panel: Panel) -> str:
     inked = ("text.color", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
     style: Any = {**dict.fromkeys(inked, _INK), "axes.prop_cycle": cycler(color=_CURVES), "font.size": 9}
     style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.facecolor": "none"}
-    style |= {"svg.fonttype": "none", "svg.hashsalt": panel.title}  # text, and the same ids each time
+    style |= {"svg.fonttype": "none", "svg.hashsalt": ascii(panel.title)}  # text, and the same ids each time
     out = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with rc_context(style):

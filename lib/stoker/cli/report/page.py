@@ -24,6 +24,7 @@ def as_html(report: Report) -> bytes:
         finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     page = made.get_template("page.html")
     return page.render(report=report, svg=_svg, colours=MOST_COLOURS).encode()

@@ -11,13 +11,13 @@ import numpy as np
 from stoker.cli.options import plural
 from stoker.cli.pipeline.status import gpus_line
 from stoker.cli.report.parts import Missing, Part, Report, Section, Source, Table, judged
+from stoker.cli.report.samples import moment
 from stoker.cli.report.steps import Pairs, Steps
 from stoker.cli.runs.runs import HEAD, launches, row_of
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes, format_count, format_duration
 from stoker.corpus.quarantine.directory import read_quarantine
 from stoker.observe.drawing import MOST_COLOURS, Mark, Panel, Points
-from stoker.observe.pace import unix
 from stoker.observe.verdict import NAMES
 from stoker.plan.timelines import read_timelines
 from stoker.store.errors import StokerError
@@ -56,8 +56,11 @@ def _loss(source: Source) -> Iterator[Part]:
         yield Panel("Loss by step, nats per token", curves, unit="loss", over="step", dots=dots)
     else:
         yield Missing("no step has been made yet")
-    for name, (at, values) in curves.items():
-        yield f"{name}: {values[-1]:.4f} at step {at[-1]:,.0f}, lowest {values.min():.4f}"
+    rows = [
+        (name, f"{values[-1]:.4f} at step {at[-1]:,.0f}", f"{values.min():.4f}")
+        for name, (at, values) in curves.items()
+    ]
+    yield Table(("loss", "newest", "lowest"), rows)
     for fork in read_timelines(source.run.timelines).forks:
         back = f"goes back to step {fork.from_step:,} of timeline {fork.parent}"
         yield f"timeline {fork.number} {back}: {fork.reason}"
@@ -73,20 +76,22 @@ def _by_timeline(steps: Steps) -> dict[str, Points]:
     for name, of in named.items():
         for kind, found in (("training", steps.trained), ("held-out", steps.heldout)):
             if pairs := [pair for number in of for pair in found.get(number, ())]:
-                curves[f"{name}, {kind}"] = _points(pairs)
+                curves[f"{name}, {kind}" if len(named) > 1 else kind] = _points(pairs)
     return curves
 
 
 def _speed(source: Source) -> Iterator[Part]:
     steps = source.steps
     begun, damage = read_launches(source.run.launches)
-    yield from (Missing(f"launches.jsonl is damaged: {what}") for what in damage)
+    yield from _damaged("launches.jsonl", damage)
     if not steps.speeds:
         yield Missing("no row of the training log has a speed and a time")
         return
     at, speeds = _points(steps.speeds)
-    # Others began before what is shown, or in the part of a log that is not read.
-    marks = [Mark(unix(one.time), "launch") for one in begun]
+    marks = []
+    for one in begun:
+        with contextlib.suppress(ValueError):
+            marks.append(Mark(moment(one.time), "launch"))
     shown = [mark for mark in marks if at[0] <= mark.at_s <= at[-1]][-MOST_MARKS:]
     yield Panel("Tokens per second", {"tokens/s": (at, speeds)}, shown, unit="count", over="time")
     yield f"median {format_count(float(np.median(speeds)))} tokens/s, last {format_count(speeds[-1])}"
@@ -124,7 +129,7 @@ def _launches(source: Source) -> Iterator[Part]:
     with contextlib.suppress(StokerError, OSError):  # the section before says why
         books = source.books or books
     found, damage = launches(source.pipeline, source.pipeline.train.run, books)
-    yield from (Missing(f"runs.jsonl is damaged: {what}") for what in damage)
+    yield from _damaged("runs.jsonl", damage)
     if not found:
         yield Missing("no launch has begun yet")
         return
@@ -146,7 +151,7 @@ def _memory(source: Source) -> Iterator[Part]:
             peaks = [f"{role} {format_bytes(roles[role][1].max())}" for role in most]
             yield f"{title}, most of each role: {', '.join(peaks)}"
         else:
-            yield Missing(f"{title}: no sample yet; a daemon writes one a minute")
+            yield Missing(f"{title}: no sample that can be read; it writes one a minute")
 
 
 def _gpus(source: Source) -> Iterator[Part]:
@@ -172,7 +177,7 @@ def _disks(source: Source) -> Iterator[Part]:
             ", ".join(f"{disk} {format_bytes(sizes[-1])}" for disk, (_, sizes) in free.items()) + " free last"
         )
     else:
-        yield Missing("no sample of a disk yet; the daemons write one a minute")
+        yield Missing("no sample of a disk that can be read; the daemons write one a minute")
     full = {work: left for work, left in source.facts.times.items() if work.endswith(" disk")}
     yield from (f"{work}: full {left}" for work, left in full.items())
 
@@ -188,6 +193,12 @@ def _quarantine(source: Source) -> Iterator[Part]:
     yield f"{len(found):,} in quarantine, {size}, the newest first{_cut(found)}"
     rows = [(one.path or one.name, one.kind, one.when, one.reason) for one in found[:MOST_ROWS]]
     yield Table(("what", "kind", "since", "reason"), rows)
+
+
+def _damaged(log: str, damage: Sequence[str]) -> Iterator[Part]:
+    if damage:
+        more = f"; and {len(damage) - 1:,} more" if damage[1:] else ""
+        yield Missing(f"{log} is damaged, what else is in it is shown: {damage[0]}{more}")
 
 
 def _cut(found: Sequence[object]) -> str:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.observe.pace import unix
+from stoker.cli.report.samples import moment
 from stoker.store.errors import storage_errors
 from stoker.store.record import parse_json
 
 MOST_BYTES, PIECES = 32 << 20, 512  # some 100,000 rows, which take some three seconds
+MOST_VALUE = 1e30  # larger ones cannot be drawn
 
 Pairs = list[tuple[float, float]]
 
@@ -32,14 +33,16 @@ class Steps:
     def add(self, line: bytes) -> None:
         try:
             row: Any = parse_json(line)
-            timeline, step = row["timeline"], float(row["step"])
-            if (loss := _number(row, "loss")) is not None:
-                self.trained[timeline].append((step, loss))
-            if (loss := _number(row, "val_loss")) is not None:
-                self.heldout[timeline].append((step, loss))
+            timeline, step = row["timeline"], row["step"]
+            if not type(timeline) is type(step) is int:
+                raise ValueError("no row of a step")  # noqa: TRY301
+            at = float(step)
+            for losses, name in ((self.trained, "loss"), (self.heldout, "val_loss")):
+                if (loss := _number(row, name)) is not None:
+                    losses[timeline].append((at, loss))
             if (speed := _number(row, "tokens_per_s")) is not None and "time" in row:
-                self.speeds.append((unix(row["time"]), speed))
-        except (KeyError, TypeError, ValueError):
+                self.speeds.append((moment(row["time"]), speed))
+        except (KeyError, OverflowError, TypeError, ValueError):
             self.unread += 1
 
 
@@ -58,18 +61,19 @@ def _lines(log: Path, most_bytes: int) -> Iterator[bytes]:
     with log.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         length = most_bytes // PIECES
-        begins = range(0, size - length + 1, (size - length) // (PIECES - 1)) if size > most_bytes else (0,)
+        is_long = size > most_bytes
+        begins = [n * (size - length) // (PIECES - 1) for n in range(PIECES)] if is_long else [0]
         for begin in begins:
             stream.seek(begin)
             if begin:
                 stream.readline(length)  # the end of a line that began before
-            while len(begins) == 1 or stream.tell() < begin + length:
+            while not is_long or stream.tell() < begin + length:
                 line = stream.readline(length)
-                if not line.endswith(b"\n"):  # the last is being written, or was torn
-                    break
+                if not line.endswith(b"\n") and len(line) < length:
+                    break  # the last line is being written, or was torn
                 yield line
 
 
 def _number(row: Any, name: str) -> float | None:
     value = row.get(name)
-    return float(value) if type(value) in (int, float) else None
+    return float(value) if type(value) in (int, float) and abs(value) < MOST_VALUE else None
