@@ -14,10 +14,9 @@ import pytest
 from stoker.cli.main import exit_code
 from stoker.cli.report import parts
 from stoker.cli.report.page import MOST_CHARS, as_html
-from stoker.cli.report.parts import Missing, Report, Section
-from stoker.cli.report.samples import read_columns
-from stoker.cli.report.sections import report_of
-from stoker.cli.report.steps import read_steps
+from stoker.cli.report.parts import Missing, Section
+from stoker.cli.report.sections import sections_of
+from stoker.cli.report.series import read_columns, read_steps
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.observe.drawing import MOST_COLOURS, MOST_POINTS, Panel, extremes, inline_svg
@@ -38,7 +37,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 def said(pipeline: Pipeline) -> dict[str, list[str]]:
     """What is missing, by section."""
-    return {each.title: [one.text for one in each.missing] for each in report_of(pipeline).sections}
+    return {each.title: [one.text for one in each.missing] for each in sections_of(pipeline)}
 
 
 def row(step: int, timeline: int = 0, **more: Any) -> bytes:
@@ -90,6 +89,7 @@ def test_of_a_long_log_pieces_from_begin_to_end_are_read(tmp_path: Path) -> None
 
 def test_a_report_before_the_run_says_what_there_is_not(pipeline: Pipeline) -> None:
     assert said(pipeline) == {
+        "Time left": [],
         "Loss": ["no step has been made yet"],
         "Throughput": ["no row of the training log has a speed and a time"],
         "Where the time went": [
@@ -104,7 +104,8 @@ def test_a_report_before_the_run_says_what_there_is_not(pipeline: Pipeline) -> N
         "Disks": ["no sample of a disk that can be read; the daemons write one a minute"],
         "Quarantine": [],
     }
-    assert report_of(pipeline).verdict == Verdict("waits", report_of(pipeline).verdict.text)  # type: ignore[union-attr]
+    (judged,) = sections_of(pipeline)[0].verdicts
+    assert judged.grade == "waits"
 
 
 def test_what_is_damaged_or_of_another_version_is_said_where_it_belongs(pipeline: Pipeline) -> None:
@@ -121,13 +122,12 @@ def test_what_is_damaged_or_of_another_version_is_said_where_it_belongs(pipeline
     run.metrics.write_bytes(row(1, loss=2.0) + b"garbage\n")
     pipeline.layout.samples("stage_shard").parent.mkdir()
     pipeline.layout.samples("stage_shard").write_bytes(b"\xff\0garbage\n")
-    found = report_of(pipeline)
     missing = said(pipeline)
     assert missing["Loss"][0] == "1 line of the training log cannot be read"
     assert "timelines.jsonl: line 1 does not parse" in missing["Loss"][1]
     assert "is of format version 2, this Stoker reads version 1" in missing["Where the time went"][0]
     assert "runs.jsonl is damaged, what else is in it is shown: line 3" in missing["Launches"][0]
-    by_title = {each.title: each for each in found.sections}
+    by_title = {each.title: each for each in sections_of(pipeline)}
     assert [one[0] for one in by_title["Launches"].tables[0].rows] == ["l2", "l0"]
     assert by_title["Loss"].tables[0].rows == [("training", "2.0000 at step 1", "2.0000")]
     write_record(run.goodput, {"v": 1, "account": {"totals": 5}})
@@ -144,7 +144,7 @@ def test_without_the_right_to_read_the_status_there_is_a_page_without_a_verdict(
         raise StorageError("cannot read it; become a member of the group that owns it")
 
     monkeypatch.setattr(parts, "read_status", refused)
-    text = as_html(report_of(pipeline)).decode()
+    text = as_html(pipeline, sections_of(pipeline)).decode()
     assert "no verdict can be given" in text and text.count("become a member of the group") == 3
     assert "nothing is in quarantine" in text
 
@@ -160,22 +160,16 @@ def test_samples_are_columns_in_order_of_time_without_what_is_no_number(tmp_path
     assert (name, sizes.tolist(), rest) == ("a_rss_bytes", [3.0, 5.0], []) and at[1] - at[0] == 2.0
 
 
-def report(*sections: Section, text: str = "all is well") -> Report:
-    hands = (Finding("needs a hand", f"<b>{text}", "do it"),)
-    return Report(
-        "p", "/p.yaml", "main", AT.format(0), Verdict("well", text, hands), Section("Time left"), [*sections]
-    )
-
-
-def test_a_page_has_no_script_no_address_and_no_text_that_is_not_escaped() -> None:
+def test_a_page_has_no_script_no_address_and_no_text_that_is_not_escaped(pipeline: Pipeline) -> None:
     bad = "<script src='https://x/'>\x1b[31m\udcff" + "x" * 1000
     at = np.array([0.0, 60.0, 9000.0]), np.array([1.0, 2.0, 3.0])
     panels = [
         Panel(f"{unit} {bad}", {bad: at, "b": at}, unit=unit, over=over)
         for unit, over in (("loss", "step"), ("share", "time"), ("count", "time"), ("bytes", "duration"))
     ]
-    text = as_html(report(Section("S", [bad], [Missing(bad)], [], panels), text=bad)).decode()
-    assert "<script" not in text and "<b>&lt;" in text and "\x1b" not in text
+    first = Section("F", verdicts=[Verdict("broken", bad, (Finding("broken", bad, bad),))])
+    text = as_html(pipeline, [first, Section("S", [bad], [Missing(bad)], [], panels)]).decode()
+    assert "<script" not in text and "<b>&lt;script" in text and "\x1b" not in text
     assert not re.search(r"""(?<!&#39;https)://|(src|href)=["'](?!#)|url\((?!#)|@import""", text)
     assert "\\x1b[31m\\udcff" in text and "x" * MOST_CHARS not in text
     ids = re.findall(r'id="([^"]*)"', "".join(map(inline_svg, panels[:2])))

@@ -35,9 +35,9 @@ def report(pipeline: Pipeline, output: Path | None) -> None:
     if target != STDOUT:
         target = _writable(target)
     from stoker.cli.report.page import as_html
-    from stoker.cli.report.sections import report_of
+    from stoker.cli.report.sections import sections_of
 
-    page = as_html(report_of(pipeline))
+    page = as_html(pipeline, sections_of(pipeline))
     if target == STDOUT:
         click.echo(page, nl=False)
         return

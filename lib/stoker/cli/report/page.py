@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from stoker.cli.options import one_line
-from stoker.cli.report.parts import Report
+from stoker.cli.report.parts import Section
+from stoker.config.schema import Pipeline
 from stoker.observe.drawing import MOST_COLOURS, Panel, inline_svg
+from stoker.store.record import utc_now
 
 MOST_CHARS = 400  # of a text: an error of another program may be as long as it likes
 
 
-def as_html(report: Report) -> bytes:
-    """Returns the page."""
+def as_html(pipeline: Pipeline, sections: Sequence[Section]) -> bytes:
+    """Returns the page; the first section is the verdict's."""
     folder = Path(__file__).parent
     made = Environment(
         loader=FileSystemLoader(folder),
@@ -27,7 +30,14 @@ def as_html(report: Report) -> bytes:
         keep_trailing_newline=True,
     )
     page = made.get_template("page.html")
-    return page.render(report=report, svg=_svg, colours=MOST_COLOURS).encode()
+    about: dict[str, object] = {
+        "pipeline": pipeline,
+        "first": sections[0],
+        "sections": sections[1:],
+        "time": utc_now(),
+    }
+    about["verdict"] = next(iter(sections[0].verdicts), None)
+    return page.render(about, svg=_svg, colours=MOST_COLOURS).encode()
 
 
 def _shown(value: object) -> object:

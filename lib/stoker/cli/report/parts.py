@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from stoker.cli.report.samples import Columns, read_columns
-from stoker.cli.report.steps import Steps, read_steps
+from stoker.cli.report.series import Steps, read_columns, read_steps
 from stoker.config.schema import Pipeline
-from stoker.observe.drawing import Panel
+from stoker.observe.drawing import Panel, Points
 from stoker.observe.status import read_status
-from stoker.observe.verdict import Facts, Verdict, verdict
+from stoker.observe.verdict import Facts, Verdict
 from stoker.store.errors import StokerError
 from stoker.store.layout import DAEMONS, RunLayout
 from stoker.store.record import read_record
 from stoker.supervise.outlook import gather
+
+MOST_ROWS = 50  # of a table
 
 
 class Missing(NamedTuple):
@@ -27,14 +28,19 @@ class Missing(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows below a head; `bars` are shares, 0 to 1, that are drawn behind the rows' last cells."""
+    """Rows below a head; `bars` are shares, 0 to 1, that are drawn below the last cells of the rows."""
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     bars: Sequence[float] = ()
 
 
-Part = str | Missing | Table | Panel
+def shown_of(rows: Sequence[object]) -> str:
+    """Returns the words on how many of the rows are shown, the newest; "" for all."""
+    return f", of which {MOST_ROWS} are shown" if len(rows) > MOST_ROWS else ""
+
+
+Part = str | Missing | Table | Panel | Verdict
 
 
 class Source:
@@ -57,7 +63,7 @@ class Source:
         return read_steps(self.run.metrics)
 
     @cached_property
-    def samples(self) -> dict[str, Columns]:
+    def samples(self) -> dict[str, dict[str, Points]]:
         return {daemon: read_columns(self.pipeline.layout.samples(daemon)) for daemon in DAEMONS}
 
     @cached_property
@@ -67,56 +73,28 @@ class Source:
             return read_record(self.run.goodput)
         return None
 
-    def body(self, daemon: str) -> dict[str, Any]:
-        """Returns the status of a daemon that runs, else {}."""
-        about = self.daemons[daemon]
-        return about["body"] if about["running"] else {}
-
 
 @dataclass
 class Section:
-    """A part of the page; `missing` says what is not there."""
+    """A part of the page, by kinds of its parts; `missing` says what is not there."""
 
     title: str
     lines: list[str] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
     def take(self, parts: Iterator[Part]) -> None:
         """Takes the parts up to the first that cannot be made; then it says why."""
-        places: dict[type, list[Any]] = {Missing: self.missing, Table: self.tables, Panel: self.panels}
+        kinds: dict[type, list[Any]] = {str: self.lines, Missing: self.missing, Table: self.tables}
+        kinds |= {Panel: self.panels, Verdict: self.verdicts}
         try:
             for part in parts:
-                places.get(type(part), self.lines).append(part)
+                kinds[type(part)].append(part)
         except (StokerError, OSError) as error:
             self.missing.append(Missing(str(error)))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # Of all that other versions wrote, each file may lack a field or have another kind of value.
             why = f"what is on disk has another form than this version of Stoker writes ({error!r})"
             self.missing.append(Missing(why))
-
-
-@dataclass
-class Report:
-    """A whole report; `verdict` is None where it cannot be given, as `first` says."""
-
-    pipeline: str
-    file: str
-    run: str
-    time: str
-    verdict: Verdict | None
-    first: Section  # the times left
-    sections: list[Section]
-
-
-def judged(source: Source) -> tuple[Verdict | None, Section]:
-    """Returns the verdict and the times left."""
-    found, judgement = Section("Time left"), list[Verdict]()
-
-    def parts() -> Iterator[Part]:
-        judgement.append(verdict(source.facts))
-        yield from (f"{work}: {left}" for work, left in source.facts.times.items())
-
-    found.take(parts())
-    return (judgement[0] if judgement else None), found

@@ -41,7 +41,7 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     """Returns the report, from the state directory alone."""
     read_identity(pipeline.layout, run)
     books = read_whole(pipeline.layout.run(run).goodput) or {}
-    found, damage = launches(pipeline, run, books)
+    found, damage = launches_of(pipeline, run, books)
     return {
         "v": 1,
         "pipeline": pipeline.name,
@@ -52,7 +52,7 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     }
 
 
-def launches(
+def launches_of(
     pipeline: Pipeline, run: str, books: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Returns the run's launches, and the damage of their log; `books` is goodput.json, {} without one."""
