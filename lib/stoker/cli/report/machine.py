@@ -57,8 +57,6 @@ def disks(source: Source) -> Iterator[Part]:
         )
     else:
         yield Missing("no sample of a disk that can be read; the daemons write one a minute")
-    full = {work: left for work, left in source.facts.times.items() if work.endswith(" disk")}
-    yield from (f"{work}: full {left}" for work, left in full.items())
 
 
 def quarantine(source: Source) -> Iterator[Part]:

@@ -21,7 +21,8 @@ def sections_of(pipeline: Pipeline) -> list[Section]:
 
 def _verdict(source: Source) -> Iterator[Part]:
     yield verdict(source.facts)
-    yield from (f"{work}: {left}" for work, left in source.facts.times.items())
+    for work, left in source.facts.times.items():
+        yield f"{work}{' full' if work.endswith(' disk') else ''}: {left}"
 
 
 SECTIONS = {
