@@ -39,7 +39,8 @@ def gpus(source: Source) -> Iterator[Part]:
     for name in known:
         title, unit = GPUS[name]
         yield Panel(title, {"GPUs": columns[name]}, unit=unit, over="time")
-    now = gpus_line(source.facts.body(TRAIN_SUPERVISOR).get("gpus") or {})
+    about = source.daemons[TRAIN_SUPERVISOR]
+    now = gpus_line(about["body"].get("gpus") or {}) if about["running"] else ""
     if now or not known:
         yield f"now: {now}" if now else Missing("no GPU was sampled")
 
