@@ -18,7 +18,7 @@ PATIENCE_MS = 10_000  # of the page's own clock, which stands while an answer is
 
 _lacks = shutil.which(BINARY) is None
 if _lacks:
-    warnings.warn(f"THE CONSOLE PAGE IS NOT TESTED: {BINARY} missing", stacklevel=1)
+    warnings.warn(f"NEITHER CONSOLE PAGE NOR REPORT IS TESTED: {BINARY} missing", stacklevel=1)
 needs_chromium = pytest.mark.skipif(_lacks, reason=f"no {BINARY} here")
 
 
@@ -31,12 +31,12 @@ class Opened:
     hosts: set[str]
 
 
-def opened(url: str, home: Path) -> Opened:
-    """Open a page; `home` takes Chromium's files."""
+def opened(url: str, home: Path, *more: str) -> Opened:
+    """Open a page; `home` takes Chromium's files, `more` are further flags."""
     log = home / "net.json"
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     flags += [f"--user-data-dir={home / 'profile'}", f"--log-net-log={log}", "--enable-logging=stderr"]
-    flags += [f"--virtual-time-budget={PATIENCE_MS}", "--window-size=1280,900", "--dump-dom"]
+    flags += [f"--virtual-time-budget={PATIENCE_MS}", "--window-size=1280,900", "--dump-dom", *more]
     done = subprocess.run([BINARY, *flags, url], capture_output=True, text=True, timeout=60, check=True)
     said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
     asked = re.findall(r'"url":"((?:https?|wss?):[^"]+)"', log.read_text())

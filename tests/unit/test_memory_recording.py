@@ -212,7 +212,7 @@ def test_show_draws_a_pipeline_and_writes_a_picture(
 
 
 def test_a_recording_of_an_older_version_is_shown_drawn_and_diagnosed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(shutil.copy(OLDER, tmp_path))
     plot = tmp_path / "plot.svg"
@@ -225,9 +225,6 @@ def test_a_recording_of_an_older_version_is_shown_drawn_and_diagnosed(
     assert {"RSS", "Arrow pool", "Python objects", "epoch 2"} <= {*re.findall(">([^<]+)<", plot.read_text())}
     assert exit_code(["memory", "diagnose", str(path)]) == 0
     assert "Python objects is what grows most in the later half" in capsys.readouterr().out
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)  # as where it is not installed
-    assert exit_code(["memory", "show", str(path), "--plot", str(plot)]) == 69
-    assert "a picture needs matplotlib: pip install 'stoker[memory]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ COMMANDS = {
     "describe": ("pipeline.describe", "Show one source, step, launch, daemon, event or alert."),
     "events": ("pipeline.events", "Show what happened, oldest first."),
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
+    "report": ("report.command", "Write one HTML page about all of it."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
     "resume": ("runs.hold", "Continue a run that is paused or halted."),
     "reload": ("pipeline.reload", "Reload the daemons with a changed file or new code."),
@@ -66,7 +67,7 @@ COMMANDS = {
 }
 SECTIONS = {
     "Start": "run watch",
-    "Look": "status describe events runs",
+    "Look": "status describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "audit verify replay",
     "Things": "data checkpoint quarantine config memory units client",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.csv
 
 from stoker.config.units import format_bytes
 from stoker.kit.events import EventTail
+from stoker.observe.drawing import Mark, Panel, Points
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.layout import DAEMONS, StateLayout
 from stoker.supervise.run.step_rows import rows_of
@@ -32,26 +32,6 @@ ROLE = "_rss_bytes"  # of a daemon's samples: a column for each role of its proc
 MOST_PROGRAMS = 5  # with a curve of their own
 EVENTS = {"trainer_launched": "launch", "checkpoint_proven": "checkpoint"}
 LEAST_BYTES = 4 << 20  # smaller growth is that of allocators
-
-Points = tuple[Any, Any]  # seconds and bytes, two arrays of numpy
-
-
-class Mark(NamedTuple):
-    """A moment; `kind` is the word in the legend."""
-
-    at_s: float
-    kind: str
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Curves over the same time; the first is the sum, or the most important."""
-
-    title: str
-    curves: dict[str, Points]
-    marks: list[Mark] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def growth_bytes_per_min(points: Points) -> float | None:

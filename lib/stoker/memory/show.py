@@ -14,15 +14,13 @@ KINDS = (".png", ".svg")
 
 @click.command(epilog="Example: stoker memory show leak.csv --plot leak.png")
 @click.argument("file", metavar="CSV|FILE", type=PATH)
-@click.option(
-    "--plot", metavar="OUT", type=PATH, help="Also draw a picture: OUT.png or OUT.svg (matplotlib)."
-)
+@click.option("--plot", metavar="OUT", type=PATH, help="Also draw a picture: OUT.png or OUT.svg.")
 def show(file: Path, plot: Path | None) -> None:
     """Show a recording, or a pipeline's samples.
 
     Shown are peaks, the growth a minute over the later half, and marks; of a pipeline each daemon with all
     its processes, and the launches, checkpoints and evaluations of its run. Exit codes: 65 the file is no
-    recording or has no sample; 69 --plot without matplotlib; 74 the picture cannot be written.
+    recording or has no sample; 74 the picture cannot be written.
     """
     from stoker.memory.drawing import as_text, write_plot
     from stoker.memory.picture import panel_of_recording, panels_of_samples

@@ -40,23 +40,30 @@ def runs(pipeline: Pipeline, run: str | None, as_json: bool) -> None:
 def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     """Returns the report, from the state directory alone."""
     read_identity(pipeline.layout, run)
-    layout = pipeline.layout.run(run)
-    ends, damage = read_ends(layout.runs)
-    launches = [_launch(one) for one in ends]
-    books = read_whole(layout.goodput) or {}
-    if books.get("launch") is not None:
-        one, body = parse_end(books["launch"]), read_status(pipeline.layout)[TRAIN_SUPERVISOR]
-        if one.launch not in {each.launch for each in ends}:
-            is_running = body["running"] and body["body"].get("launch") == one.launch
-            launches.append(_launch(one) | {"is_running": is_running})
+    books = read_whole(pipeline.layout.run(run).goodput) or {}
+    found, damage = launches_of(pipeline, run, books)
     return {
         "v": 1,
         "pipeline": pipeline.name,
         "run": run,
-        "launches": launches,
+        "launches": found,
         "account": read_account(books["account"]).figures() if books else None,
         "damage": list(damage),
     }
+
+
+def launches_of(
+    pipeline: Pipeline, run: str, books: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Returns the run's launches, and the damage of their log; `books` is goodput.json, {} without one."""
+    ends, damage = read_ends(pipeline.layout.run(run).runs)
+    found = [_launch(one) for one in ends]
+    if books.get("launch") is not None:
+        one, body = parse_end(books["launch"]), read_status(pipeline.layout)[TRAIN_SUPERVISOR]
+        if one.launch not in {each.launch for each in ends}:
+            is_running = body["running"] and body["body"].get("launch") == one.launch
+            found.append(_launch(one) | {"is_running": is_running})
+    return found, damage
 
 
 def _launch(one: LaunchEnd) -> dict[str, Any]:
@@ -64,21 +71,22 @@ def _launch(one: LaunchEnd) -> dict[str, Any]:
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    launches, account = report["launches"], report["account"]
-    yield f"run {report['run']} of {report['pipeline']}: {len(launches):,} launched"
+    found, account = report["launches"], report["account"]
+    yield f"run {report['run']} of {report['pipeline']}: {len(found):,} launched"
     if account and account["wall_s"]:
         yield f"  goodput {spent_line(account)}"
-    if launches:
+    if found:
         yield LINE.format(*HEAD)
-    for one in launches:
-        yield LINE.format(*_row(one)).rstrip()
+    for one in found:
+        yield LINE.format(*row_of(one)).rstrip()
         if (proven := one["proven_step"]) is not None and proven < one["last_step"]:
             yield f"    proven to step {proven:,}; {_redone(one)} in steps made again"
     for what in report["damage"]:
         yield f"  runs.jsonl is damaged: {what}"
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+def row_of(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the cells of a launch, those of HEAD."""
     end = one["exit_class"] or ("running" if one["is_running"] else "not known")
     lasted = share = ""
     if one["goodput"] is not None:
