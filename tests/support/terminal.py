@@ -74,7 +74,9 @@ def run_on_terminal(
 class FullScreen:
     """A command with a terminal for itself, which it may fill; `screen` is what a person sees."""
 
-    def __init__(self, command: Sequence[str], columns: int, rows: int, **environ: str) -> None:
+    def __init__(
+        self, command: Sequence[str], columns: int, rows: int, *, is_its_own: bool = True, **environ: str
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self.modes = set(self.screen.mode)  # of the terminal: cursor, second screen, pasting, ...
         self.taken = b""
@@ -83,7 +85,8 @@ class FullScreen:
         self.resize(columns, rows)
         self.stty = termios.tcgetattr(self.its)
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *command],  # its own terminal: taking it away sends a SIGHUP
+            # Taking the terminal away sends a SIGHUP to those whose own it is.
+            ["setsid", *(["--ctty"] if is_its_own else []), *command],
             stdin=self.its,
             stdout=self.its,
             stderr=self.its,

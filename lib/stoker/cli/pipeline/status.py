@@ -118,7 +118,7 @@ def row_colours(facts: Facts, judged: Verdict | None) -> dict[str, str]:
 def folded_row(title: str, text: str, columns: int) -> str:
     """Returns a row for a terminal: sums cut, its text folded below itself."""
     folded = fold(cut_sums(one_line(text)), columns, TITLE_WIDTH)
-    return f"{title:<{TITLE_WIDTH}}{folded}".rstrip()
+    return f"{one_line(title):<{TITLE_WIDTH}}{folded}".rstrip()
 
 
 def _rows(facts: Facts, judged: Verdict | None) -> Iterator[Row]:

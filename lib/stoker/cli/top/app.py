@@ -135,11 +135,9 @@ class Top(App[None]):
     def action_page(self, number: int) -> None:
         """Shows a page, from its begin."""
         self._number = number % len(self._names)
-        names = (
-            (f"{n} {name}", "reverse" if n - 1 == self._number else "")
-            for n, name in enumerate(self._names, 1)
-        )
-        self._pages.update(Text(" ").join(Text(name, style) for name, style in names))
+        names = [Text(f"{place} {name}") for place, name in enumerate(self._names, start=1)]
+        names[self._number].stylize("reverse")
+        self._pages.update(Text(" ").join(names))
         self._page.scroll_home(animate=False)
         self._page.renew()
 

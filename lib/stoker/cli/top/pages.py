@@ -92,10 +92,6 @@ def _events(reading: Reading, _: int) -> Iterator[Row]:
         yield f"{at} {LABELS[event['daemon']]}", sentence(event), COLOURS.get(str(event.get("level")), PLAIN)
 
 
-def _processes_of(count: int) -> str:
-    return f"{count:,} process{'es' * (count != 1)}"
-
-
 def _processes(reading: Reading, _: int) -> Iterator[Row]:
     for daemon in (one for one in ORDER if one in reading.facts.daemons):
         about = reading.facts.daemons[daemon]
@@ -108,26 +104,25 @@ def _processes(reading: Reading, _: int) -> Iterator[Row]:
             if each["count"]:
                 parts = (f"{format_bytes(each[f'{what}_bytes'])} {what.upper()}" for what in ("rss", "pss"))
                 swap = f", {format_bytes(each['swap_bytes'])} swapped" if each["swap_bytes"] else ""
-                yield f"  {role}", f"{', '.join(parts)}{swap}, {_processes_of(each['count'])}", PLAIN
+                count = f"{each['count']:,} process{'es' * (each['count'] != 1)}"
+                yield f"  {role}", f"{', '.join(parts)}{swap}, {count}", PLAIN
 
 
 def _cards(reading: Reading, _: int) -> Iterator[Row]:
     gpus = current(reading.facts.daemons[TRAIN_SUPERVISOR]).get("gpus") or {}
     for card, is_present in gpus.get("present", {}).items():
-        known = {
-            name: each[card] for name, each in gpus.items() if isinstance(each, Mapping) and card in each
-        }
-        names = [name for about in (known.get("info") or {}).values() for name in about]
-        yield (
-            f"gpu {card}",
-            ", ".join(names) if is_present else "is gone from the bus",
-            BOLD if is_present else RED,
-        )
+        by_card = {name: each for name, each in gpus.items() if isinstance(each, Mapping)}
+        known = {name: each[card] for name, each in by_card.items() if card in each}
+        models = ", ".join(name for one in (known.get("info") or {}).values() for name in one)
+        text, colour = (models, BOLD) if is_present else ("is gone from the bus", RED)
+        yield f"gpu {card}", text, colour
         if known.get("memory_total_bytes"):
             used, total = (format_bytes(known[f"memory_{what}_bytes"]) for what in ("used", "total"))
             yield "  memory", f"{used} of {total}", PLAIN
-        figures = [text.format(known[name]) for name, text in CARD.items() if known.get(name) is not None]
-        yield "  work", ", ".join(figures), PLAIN
+        if figures := [
+            shown.format(known[name]) for name, shown in CARD.items() if known.get(name) is not None
+        ]:
+            yield "  work", ", ".join(figures), PLAIN
 
 
 def _samples(reading: Reading, width: int) -> Iterator[Row]:
@@ -160,11 +155,8 @@ def rows_of(page: str, reading: Reading, width: int) -> Iterator[Row]:
             yield "cannot be read", str(error), YELLOW
         except ANOTHER_VERSION as error:
             why = f"a daemon of another version wrote it, or it is damaged ({error!r})"
-            yield (
-                "cannot be shown",
-                f"{why}; `stoker reload {reading.pipeline.file}` renews the daemons",
-                YELLOW,
-            )
+            then = f"`stoker reload {reading.pipeline.file}` brings the daemons to this version"
+            yield "cannot be shown", f"{why}; {then}", YELLOW
 
 
 def spark(values: Sequence[float], width: int) -> str:

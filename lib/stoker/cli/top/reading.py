@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -111,9 +112,12 @@ def tail(log: Path, most_bytes: int = TAIL_BYTES) -> Entries:
     except OSError as error:
         return [], [f"{log} cannot be read: {error.strerror}"]
     for line in data.split(b"\n")[:-1]:  # the last one is being written
-        try:
-            entries.append(dict(parse_json(line)))
-        except (TypeError, ValueError):
+        entry: Any = None
+        with contextlib.suppress(ValueError):
+            entry = parse_json(line)
+        if isinstance(entry, dict):
+            entries.append(entry)
+        else:
             damaged += 1
     return entries, [f"{log}: {damaged} of its last lines cannot be read"] if damaged else []
 
