@@ -82,6 +82,8 @@ def test_stopped_and_resumed_it_draws_itself_again_and_only_what_changed(
     pipeline = load_pipeline(write_pipeline(tmp_path), {})
     pipeline.layout.create()
     top = start(pipeline.file)
+    threads = Path(f"/proc/{top.process.pid}/task")
+    began_with = len([*threads.iterdir()])
     for keys, number in (("\x1a", signal.SIGCONT), ("", signal.SIGSTOP)):  # Ctrl-Z; from outside
         top.press(keys) if keys else os.kill(top.process.pid, number)
         _, how = os.waitpid(top.process.pid, os.WUNTRACED)
@@ -90,6 +92,7 @@ def test_stopped_and_resumed_it_draws_itself_again_and_only_what_changed(
         top.screen.reset()
         os.kill(top.process.pid, signal.SIGCONT)
         top.wait_for("verdict")
+        assert len([*threads.iterdir()]) == began_with, "it reads and writes once"
     top.resize(60, 20)
     wait_until(lambda: "q Quit" in top.look().splitlines()[19], what="the keys on the new last line")
     top.press("5")

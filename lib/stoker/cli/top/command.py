@@ -33,7 +33,7 @@ def top(pipeline: Pipeline) -> int:
     reading = Reading(pipeline)  # before the screen is taken: what cannot be read is said as ever
     from stoker.cli.top.app import Top
 
-    modes = termios.tcgetattr(0)
+    modes = termios.tcgetattr(0)  # a signal may end this before Textual is ready to tidy up
     app = Top(reading)
     try:
         app.run(mouse=False)
