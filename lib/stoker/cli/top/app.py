@@ -28,14 +28,8 @@ from stoker.store.errors import StokerError
 
 RENEW_S = 2.0
 EXIT_INTERRUPTED = 130
-STYLES = {
-    PLAIN: Style(),
-    BOLD: Style(bold=True),
-    DIM: Style(dim=True),
-    RED: Style(color="red"),
-    GREEN: Style(color="green"),
-    YELLOW: Style(color="yellow"),
-}
+NAMES = {PLAIN: "", BOLD: "bold", DIM: "dim", RED: "red", GREEN: "green", YELLOW: "yellow"}
+STYLES = {colour: Style.parse(name) for colour, name in NAMES.items()}
 ARROWS = ("←→", "↑↓") if UTF_8 else ("left right", "up down")
 Line = tuple[str, str]  # text, colour
 

@@ -125,16 +125,6 @@ def _cards(reading: Reading, _: int) -> Iterator[Row]:
             yield "  work", ", ".join(figures), PLAIN
 
 
-def _samples(reading: Reading, width: int) -> Iterator[Row]:
-    rows = reading.samples()
-    for title, column in (("to spare", "headroom_bytes"), ("gpu memory", "gpu_memory_used_bytes")):
-        values = [float(row[column]) for row in rows if row[column]]
-        if len(values) > 1:
-            yield title, spark(values, width), BOLD
-            ends = f"{format_bytes(min(values))} to {format_bytes(max(values))}"
-            yield "", f"{ends}, since {rows[0]['time'][:16].replace('T', ' ')}", PLAIN
-
-
 NO_STATUS = "no daemon has left a status; after a reboot, which erases them, `stoker audit` counts"
 PAGES: Mapping[str, Sequence[Part]] = {
     "Overview": (_verdict, _section("pipeline"), _section("time left")),
@@ -142,7 +132,7 @@ PAGES: Mapping[str, Sequence[Part]] = {
     "Training": (_curves, _section("run", NO_STATUS)),
     "Launches": (_launches,),
     "Events": (_events,),
-    "Memory": (_processes, _cards, _samples),
+    "Memory": (_processes, _cards),
 }
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from stoker.checkpoints.retention import counts
 from stoker.cli.pipeline.events import ROUTINE
 from stoker.config.schema import Pipeline
-from stoker.observe.samples import read_samples
 from stoker.observe.status import read_status
 from stoker.plan.timelines import ancestry, read_timelines
 from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
@@ -28,9 +27,7 @@ Entries = tuple[list[dict[str, Any]], list[str]]  # of a log, and sentences on w
 
 TAIL_BYTES = 32 << 10  # of each log of events and launches
 STEPS_BYTES = 256 << 10  # of the training log: some 800 steps
-SAMPLES_BYTES = 128 << 10  # of a table of samples: some hours
 STEP = ("step", "loss", "tokens_per_s")
-SAMPLE = ("time", "headroom_bytes", "gpu_memory_used_bytes")
 MOST_EVENTS = 200
 TIMES_S, SLIDE_S = 60.0, 900.0  # times left: at most so often, and so often where nothing changes
 
@@ -84,11 +81,6 @@ class Reading:
         """Returns what is drawn of the last steps that count, in order; raises StorageError, DataError."""
         files = self.run.metrics, self.run.timelines
         return self._unless_changed("steps", lambda: _steps(*files), *files)
-
-    def samples(self) -> list[dict[str, str]]:
-        """Returns what is drawn of the train supervisor's last samples, oldest first."""
-        file = self.pipeline.layout.samples(TRAIN_SUPERVISOR)
-        return self._unless_changed("samples", lambda: _samples(file), file)
 
     def launch(self) -> str | None:
         """Returns the launch that runs now."""
@@ -154,11 +146,6 @@ def _steps(log: Path, timelines: Path) -> list[dict[str, Any]]:
         for row in rows_of(log, tail_bytes=STEPS_BYTES)
         if "loss" in row and counts(row["timeline"], row["step"], history)
     ]
-
-
-def _samples(file: Path) -> list[dict[str, str]]:
-    rows = read_samples(file, SAMPLES_BYTES)
-    return [{column: row.get(column, "") for column in SAMPLE} for row in rows]
 
 
 def _stamps(*files: Path) -> tuple[tuple[int, ...] | None, ...]:
