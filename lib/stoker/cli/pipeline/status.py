@@ -100,34 +100,53 @@ def terminal_lines(
     facts: Facts, columns: int, judged: Verdict | None = None, *, colour: bool
 ) -> Iterator[str]:
     """Yields the status for a terminal: sums cut, each row folded below itself, coloured by state."""
+    colours = row_colours(facts, judged)
+    for title, text in _rows(facts, judged):
+        line = folded_row(title, text, columns)
+        yield paint(line, colours.get(title, PLAIN if text else BOLD)) if colour else line
+
+
+def row_colours(facts: Facts, judged: Verdict | None) -> dict[str, str]:
+    """Returns the colours of the rows that have one, by title."""
     colours = {f"  {daemon}": state_colour(about) for daemon, about in facts.daemons.items()}
     colours |= {f"  {row}": YELLOW for row in STANDS_STILL}
     if judged is not None:
         colours |= dict.fromkeys((VERDICT, HAND), GRADE_COLOURS[judged.grade])
-    for title, text in _rows(facts, judged):
-        folded = fold(cut_sums(one_line(text)), columns, TITLE_WIDTH)
-        line = f"{title:<{TITLE_WIDTH}}{folded}".rstrip()
-        yield paint(line, colours.get(title, PLAIN if text else BOLD)) if colour else line
+    return colours
+
+
+def folded_row(title: str, text: str, columns: int) -> str:
+    """Returns a row for a terminal: sums cut, its text folded below itself."""
+    folded = fold(cut_sums(one_line(text)), columns, TITLE_WIDTH)
+    return f"{one_line(title):<{TITLE_WIDTH}}{folded}".rstrip()
 
 
 def _rows(facts: Facts, judged: Verdict | None) -> Iterator[Row]:
+    yield from verdict_rows(judged) if judged is not None else ()
+    for title, rows in sections(facts):
+        yield title, ""
+        yield from rows
+
+
+def verdict_rows(judged: Verdict) -> list[Row]:
+    return [(VERDICT, judged.text), *((HAND, f"{hand.what}. {hand.do}") for hand in judged.hands)]
+
+
+def sections(facts: Facts) -> Iterator[tuple[str, list[Row]]]:
+    """Yields the parts of the status, daemons, run, data and times left, each with its title and its rows."""
     daemons = facts.daemons
-    if judged is not None:
-        yield VERDICT, judged.text
-        yield from ((HAND, f"{hand.what}. {hand.do}") for hand in judged.hands)
-    yield f"pipeline {facts.name}", ""
-    for daemon in (one for one in ORDER if one in daemons):
-        yield from _daemon(daemon, daemons[daemon])
-    bodies = {daemon: _body(about) for daemon, about in daemons.items()}
+    named = [one for one in ORDER if one in daemons]
+    yield f"pipeline {facts.name}", [row for one in named for row in _daemon(one, daemons[one])]
+    bodies = {daemon: current(about) for daemon, about in daemons.items()}
     run = _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"])
     data = [*_shards(bodies.get(STAGE_SHARD, {})), *_sources(bodies.get(DOWNLOAD_WATCHDOG, {}))]
     left = [(work, str(left)) for work, left in facts.times.items()]
     for title, rows in (("run", run), ("data", data), ("time left", left)):
-        shown = [(f"  {what}", text) for what, text in rows if text]
-        yield from [(title, ""), *shown] if shown else []
+        if shown := [(f"  {what}", text) for what, text in rows if text]:
+            yield title, shown
 
 
-def _body(about: Mapping[str, Any]) -> dict[str, Any]:
+def current(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a daemon's status, for a stopped daemon without speeds and waits, which are out of date."""
     past = () if about["running"] else NOW_ONLY
     return {name: value for name, value in about["body"].items() if name not in past}
