@@ -29,7 +29,7 @@ import sys, stoker, {", ".join(f"stokerd.{name}" for name in DAEMONS)}
 from stoker.cli.main import exit_code
 exit_code(["--help"])
 for name in sys.argv[1:]:
-    print(name, exit_code([name]))
+    print(name, exit_code(name.split()))
 print(list(stoker.__path__))
 print(*{{".".join(name.split(".")[:2]) for name in sys.modules}})
 """

@@ -25,10 +25,11 @@ ELSEWHERE = {
     "export-model": "unit/test_training_model_export.py",
     "import": "integration/test_export_import.py",
     "memory": "integration/test_memory_record.py",
+    "top": "integration/test_top.py",
     "units": "unit/test_cli_units.py",
 }
 NOT_HERE = re.compile(
-    rf"stoker ({'|'.join(ELSEWHERE)})(?![\w-])"
+    rf"stoker (?:data |checkpoint )?({'|'.join(ELSEWHERE)})(?![\w-])"
     r"|stoker verify downloads FILE --accept"  # of a file that was found rotten
 )
 ALONE = ("stoker version", "stoker client > stoker_client.py")
