@@ -69,7 +69,7 @@ def page(
 ) -> Path:
     monkeypatch.chdir(tmp_path)
     assert exit_code(["report", str(told.data.file)]) == 0
-    assert re.fullmatch(r"wrote data-report\.html, \d+\.\d KiB\n", capsys.readouterr().out)
+    assert re.fullmatch(rf"wrote {tmp_path}/data-report\.html, \d+\.\d KiB\n", capsys.readouterr().out)
     return tmp_path / "data-report.html"
 
 
@@ -78,7 +78,7 @@ def test_the_report_of_a_run_tells_its_kill_its_rollback_and_its_quarantine(page
     for words in (
         ">all is well, run main is finished<",
         "timeline 0, training",
-        ">timeline 1, held-out<",
+        ">timeline 1, held-out: newest ",
         "timeline 1 goes back to step 20 of timeline 0: a spike, &lt;script&gt;",
         ">killed by SIGKILL<",
         f">{SCRIPT.replace('<', '&lt;').replace('>', '&gt;').replace(chr(39), '&#39;')}<",

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +17,11 @@ from stoker.config.units import format_bytes, format_count, format_duration
 MOST_POINTS = 2000  # of a curve; a picture shows no more, and a month has 43,200 samples
 MOST_COLOURS = 8  # of a page
 MOST_TICKS = 7
-# A pause lasts so many usual distances, such a share of the time shown, and so long.
-GAP, GAP_SHARE, GAP_S = 20.0, 0.01, 60.0
+GAP, GAP_SHARE = 20.0, 0.01  # a pause lasts so many usual distances, and such a share of the time shown
 SVG_INCHES = (4.8, 2.2)  # a page scales it to a column, on a phone to about its size
-DAY_S = 86_400.0  # matplotlib counts days
 # Colours that stand for those of the page, which has one set of them for light and one for dark.
-_INK, _CURVES = "#010101", [f"#0102{number:02x}" for number in range(MOST_COLOURS)]
-_OF_PAGE = {_INK: "currentColor", **{colour: f"var(--c{n})" for n, colour in enumerate(_CURVES)}}
+_OF_PAGE = {f"#0102{number:02x}": f"var(--c{number})" for number in range(MOST_COLOURS)}
+_INK = "#010101"
 
 Points = tuple[Any, Any]  # two arrays of numpy: seconds or steps, in order, and values
 
@@ -41,25 +38,17 @@ class Mark(NamedTuple):
 class Panel:
     """Curves over the same axis; the first is the sum, or the most important.
 
-    `unit` and `over` say what the values and the axis below are: rows of UNITS, and `duration`, `time` (Unix
-    seconds) or `step`. Curves of `dots` are drawn as dots.
+    `unit` writes a value; `over` says what the axis below is: `duration`, `time` (Unix seconds) or `step`.
+    Curves of `dots` are drawn as dots.
     """
 
     title: str
     curves: Mapping[str, Points]
     marks: list[Mark] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    unit: str = "bytes"
+    unit: Callable[[float], str] = format_bytes
     over: str = "duration"
     dots: frozenset[str] = frozenset()
-
-
-UNITS: Mapping[str, Callable[[float], str]] = {
-    "bytes": format_bytes,
-    "count": format_count,
-    "share": lambda share: f"{100 * share:.0f} %",
-    "loss": lambda loss: f"{loss:.6g}",
-}
 
 
 def extremes(points: Points, most: int = MOST_POINTS) -> Points:
@@ -68,55 +57,54 @@ def extremes(points: Points, most: int = MOST_POINTS) -> Points:
     if len(at) <= most:
         return points
     edges = np.linspace(at[0], at[-1], most // 2 - 1, endpoint=False)
-    starts = [*np.unique(np.searchsorted(at, edges)).tolist(), len(at)]
-    chosen = {0, len(at) - 1}
-    for first, last in pairwise(starts):
-        part = values[first:last]
-        chosen |= {first + int(part.argmin()), first + int(part.argmax())}
+    starts, chosen = np.unique(np.searchsorted(at, edges)), {0, len(at) - 1}
+    for start, part in zip(starts, np.split(values, starts[1:]), strict=True):
+        chosen |= {start + part.argmin(), start + part.argmax()}
     kept = sorted(chosen)
     return at[kept], values[kept]
 
 
 def draw(axis: Any, panel: Panel) -> None:
     """Draws curves, marks and scales on an axis of matplotlib, of each curve at most MOST_POINTS."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+    from matplotlib import dates, ticker
 
-    scale = DAY_S if panel.over == "time" else 1
     for name, points in panel.curves.items():
         at, values = extremes(points)
-        if name in panel.dots:
-            axis.plot(at, values, ".", label=name, markersize=4)
-        elif len(at) == 1:  # is no line yet
-            axis.plot(at / scale, values, ".", label=name)
-        elif panel.over == "duration":
-            axis.plot(at, values, label=name, drawstyle="steps-post")
+        if panel.over == "time":
+            at, values = _dated(at, values)
+        if name in panel.dots or len(at) == 1:  # one point is no line yet
+            axis.plot(at, values, ".", label=name, markersize=4, zorder=3)
         else:
-            axis.plot(*_with_gaps(at, values, panel.over), label=name, linewidth=1.1)
+            steps = "steps-post" if panel.over == "duration" else "default"
+            axis.plot(at, values, label=name, drawstyle=steps, linewidth=1.2)
     for number, kind in enumerate(dict.fromkeys(mark.kind for mark in panel.marks)):
-        at = [mark.at_s / scale for mark in panel.marks if mark.kind == kind]
+        at = [mark.at_s for mark in panel.marks if mark.kind == kind]
         # The whole height, whatever the scale: x is data, y a share of the axis.
         axis.vlines(at, 0, 1, transform=axis.get_xaxis_transform(), linewidth=0.8, alpha=0.6,
                     color=f"C{9 - number}", linestyle="dotted", label=kind)  # fmt: skip
-    if panel.unit != "loss":
-        axis.set_ylim(bottom=0)
-    if panel.unit == "bytes":
-        most = max(values.max() for _, values in panel.curves.values())
-        axis.yaxis.set_major_locator(MultipleLocator(2 ** math.ceil(math.log2(max(most, 1) / MOST_TICKS))))
-    told = UNITS[panel.unit]
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: told(value)))
     axis.grid(alpha=0.3)
+    axis.yaxis.set_major_formatter(lambda value, _: panel.unit(value))
+    if panel.over != "step":
+        axis.set_ylim(bottom=0)
+    if panel.unit is format_bytes:
+        most = max(1, *(values.max() for _, values in panel.curves.values()))
+        axis.yaxis.set_major_locator(ticker.MultipleLocator(2 ** math.ceil(math.log2(most / MOST_TICKS))))
     if panel.over == "time":
-        from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
-        make_locator: Any = AutoDateLocator  # of which matplotlib says no types
-        make_formatter: Any = ConciseDateFormatter
-        axis.xaxis.set_major_locator(locator := make_locator(minticks=3, maxticks=MOST_TICKS + 1))
-        axis.xaxis.set_major_formatter(make_formatter(locator))
-    elif panel.over == "step":
-        axis.xaxis.set_major_locator(MaxNLocator(MOST_TICKS - 1, integer=True))
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda step, _: format_count(step)))
+        locator = dates.AutoDateLocator(minticks=3, maxticks=MOST_TICKS + 1)  # type: ignore[no-untyped-call]
+        axis.xaxis.set_major_locator(locator)
+        axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     else:
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda at, _: format_duration(at)))
+        axis.xaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS - 1, integer=panel.over == "step"))
+        below = format_count if panel.over == "step" else format_duration
+        axis.xaxis.set_major_formatter(lambda at, _: below(at))
+
+
+def _dated(at: Any, values: Any) -> Points:
+    """Returns the points over dates, with a gap where time passed without any."""
+    apart = np.diff(at, prepend=at[0])
+    behind = np.flatnonzero(apart > max(GAP * np.median(apart), GAP_SHARE * (at[-1] - at[0])))
+    at, values = np.insert(at, behind, at[behind]), np.insert(values.astype(float), behind, np.nan)
+    return (1000 * at).astype("datetime64[ms]"), values
 
 
 def new_figure(inches: tuple[float, float]) -> Any:
@@ -138,31 +126,15 @@ def inline_svg(panel: Panel) -> str:
     from matplotlib import rc_context
 
     inked = ("text.color", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
-    style: Any = {**dict.fromkeys(inked, _INK), "axes.prop_cycle": cycler(color=_CURVES), "font.size": 9}
-    style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.facecolor": "none"}
-    style |= {"svg.fonttype": "none", "svg.hashsalt": ascii(panel.title)}  # text, and the same ids each time
+    style: Any = {**dict.fromkeys(inked, _INK), "axes.prop_cycle": cycler(color=list(_OF_PAGE))}
+    style |= {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    style |= {"svg.fonttype": "none", "svg.hashsalt": ascii(panel.title)}  # text, and ids of its own
     out = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with rc_context(style):
         draw(figure.subplots(), panel)
-        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    return _for_page(out.getvalue())
-
-
-def _for_page(svg: str) -> str:
-    svg = re.sub(r"<!--.*?-->\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, count=1)
-    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    return re.sub(r"#010[12]0[0-9]\b", lambda colour: _OF_PAGE[colour[0]], svg)
-
-
-def _with_gaps(at: Any, values: Any, over: str) -> Points:
-    """Returns the points with a gap where time passed without any; time is in days then."""
-    if over != "time":
-        return at, values
-    steps = np.diff(at)
-    usual = float(np.median(steps)) if len(steps) else 0.0
-    least = max(GAP * usual, GAP_SHARE * float(at[-1] - at[0]), GAP_S)
-    behind = np.flatnonzero(steps > least) + 1
-    return np.insert(at, behind, at[behind]) / DAY_S, np.insert(values.astype(float), behind, np.nan)
+        figure.savefig(out, format="svg", transparent=True)
+    _, _, drawn = out.getvalue().partition("</metadata>")
+    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn).replace(_INK, "currentColor")
+    drawn = re.sub(r"#0102\d\d", lambda colour: _OF_PAGE[colour[0]], drawn)
+    width, height = (72 * inches for inches in SVG_INCHES)
+    return f'<svg viewBox="0 0 {width:g} {height:g}">{drawn}'

@@ -23,7 +23,7 @@ NAMES = {
     STAGE_SHARD: "the stage-shard loop",
     DOWNLOAD_WATCHDOG: "the download watchdog",
 }
-ANSWERS_S = 60.0
+ANSWERS_S = 60.0  # that a disk has for its first answer
 START = "`systemctl start stoker@NAME.target`, or `stoker run FILE`"
 READ = "`stoker events FILE` says more"
 
@@ -150,97 +150,48 @@ def _run(facts: Facts) -> Iterator[Finding]:
         yield Finding("needs a hand", trouble, event=word)
 
 
-Read = Callable[[Mapping[str, Any]], Any]
-Rule = Callable[[Facts], Iterator[Finding]]
-
-
-def _rows(daemon: str, *rows: tuple[Read, str, str]) -> Rule:
-    """Returns a rule of rows: what a status has where a hand is needed, the words for it, and the event that
-    says what to do."""
-
-    def rule(facts: Facts) -> Iterator[Finding]:
-        body = facts.body(daemon)
-        for value, words, event in rows if body else ():
-            if found := value(body):
-                yield Finding("needs a hand", words.format(found), event=event)
-
-    return rule
-
-
-def _at(*path: str) -> Read:
-    def value(body: Mapping[str, Any]) -> Any:
-        found: Any = body
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
-
-    return value
-
-
-def _trouble(disk: str) -> Read:
-    """A disk has a minute for its first answer."""
-
-    def value(body: Mapping[str, Any]) -> Any:
-        return body.get("uptime_s", ANSWERS_S) >= ANSWERS_S and _at("disks", disk, "trouble")(body)
-
-    return value
-
-
-def _fruitless(body: Mapping[str, Any]) -> int:
-    launches = int(_at("figures", "fruitless")(body) or 0)
-    return launches if launches > 1 else 0
-
-
-def _stuck(body: Mapping[str, Any]) -> str:
-    return ", ".join(body.get("stuck") or ())
-
-
-def _gone(body: Mapping[str, Any]) -> int:
-    present = _at("gpus", "present")(body) or {}
-    return sum(not is_there for is_there in present.values())
-
-
-def _is_driver_silent(body: Mapping[str, Any]) -> bool:
-    return _at("gpus", "up")(body) is False
-
-
-RULES: tuple[Rule, ...] = (
-    _daemons,
-    _run,
-    _rows(
-        DOWNLOAD_WATCHDOG,
-        (_at("trouble"), "the source cannot be used: {}", "source_unavailable"),
-        (_at("files", "given_up"), "files that could not be fetched: {:,}", "download_given_up"),
-        (
-            _at("files", "rotten"),
-            "source files that changed by themselves: {:,}",
-            "source_rotten",
-        ),
-    ),
-    _rows(
-        STAGE_SHARD,
-        (_trouble("hot"), "the hot disk: {}", "list_failed"),
-        (_trouble("warm"), "the warm disk: {}", "warm_unavailable"),
-        (_at("is_paused", "memory"), "memory is short, and no new work starts", "memory_paused"),
-        (_at("is_paused", "disk_state"), "the state disk is full", "state_disk_full"),
-        (_at("is_paused", "disk_hot"), "the hot disk is full", "disk_full"),
-        (_at("is_paused", "disk_warm"), "the warm disk is full", "disk_full"),
-        (
-            _stuck,
-            "killed workers that hang in the kernel: {}",
-            "worker_stuck",
-        ),
-        (_at("quarantine", "files", "parquet"), "source files in quarantine: {:,}", "source_quarantined"),
-    ),
-    _rows(
-        TRAIN_SUPERVISOR,
-        (_fruitless, "launches in a row without progress: {}", "trainer_exited"),
-        (_at("watched", "diverged"), "the loss diverges", "loss_diverged"),
-        (_at("watched", "plateau"), "the loss hardly improves", "loss_plateau"),
-        (_at("watched", "slow"), "training is slower than usual", "training_slow"),
-        (_at("unread"), "no step is recognised in the trainer's output", "steps_unread"),
-        (_at("mirror", "trouble"), "the mirror: {}", "mirror_failed"),
-        (_is_driver_silent, "the NVIDIA driver does not answer", "gpu_sampler_failed"),
-        (_gone, "GPUs are gone from the bus: {}", "gpu_lost"),
-    ),
+# Where a hand is needed: the daemon, what its status then has, the words for it, and the event that says what
+# to do.
+HANDS = (
+    (DOWNLOAD_WATCHDOG, "trouble", "the source cannot be used: {}", "source_unavailable"),
+    (DOWNLOAD_WATCHDOG, "files.given_up", "files that could not be fetched: {:,}", "download_given_up"),
+    (DOWNLOAD_WATCHDOG, "files.rotten", "source files that changed by themselves: {:,}", "source_rotten"),
+    (STAGE_SHARD, "disks.hot.trouble", "the hot disk: {}", "list_failed"),
+    (STAGE_SHARD, "disks.warm.trouble", "the warm disk: {}", "warm_unavailable"),
+    (STAGE_SHARD, "is_paused.memory", "memory is short, and no new work starts", "memory_paused"),
+    (STAGE_SHARD, "is_paused.disk_state", "the state disk is full", "state_disk_full"),
+    (STAGE_SHARD, "is_paused.disk_hot", "the hot disk is full", "disk_full"),
+    (STAGE_SHARD, "is_paused.disk_warm", "the warm disk is full", "disk_full"),
+    (STAGE_SHARD, "stuck", "killed workers that hang in the kernel: {}", "worker_stuck"),
+    (STAGE_SHARD, "quarantine.files.parquet", "source files in quarantine: {:,}", "source_quarantined"),
+    (TRAIN_SUPERVISOR, "figures.fruitless", "launches in a row without progress: {}", "trainer_exited"),
+    (TRAIN_SUPERVISOR, "watched.diverged", "the loss diverges", "loss_diverged"),
+    (TRAIN_SUPERVISOR, "watched.plateau", "the loss hardly improves", "loss_plateau"),
+    (TRAIN_SUPERVISOR, "watched.slow", "training is slower than usual", "training_slow"),
+    (TRAIN_SUPERVISOR, "unread", "no step is recognised in the trainer's output", "steps_unread"),
+    (TRAIN_SUPERVISOR, "mirror.trouble", "the mirror: {}", "mirror_failed"),
+    (TRAIN_SUPERVISOR, "gpus.up", "the NVIDIA driver does not answer", "gpu_sampler_failed"),
+    (TRAIN_SUPERVISOR, "gpus.present", "GPUs are gone from the bus: {}", "gpu_lost"),
 )
+# What is said of a value where not the value itself is, if anything.
+SAID: Mapping[str, Callable[[Any], Any]] = {
+    "stuck": ", ".join,
+    "figures.fruitless": lambda launches: int(launches) if launches > 1 else 0,
+    "gpus.up": lambda is_up: not is_up,
+    "gpus.present": lambda cards: sum(not is_there for is_there in cards.values()),
+}
+
+
+def _hands(facts: Facts) -> Iterator[Finding]:
+    for daemon, path, words, event in HANDS:
+        value: Any = (body := facts.body(daemon))
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None and path in SAID:
+            value = SAID[path](value)
+        is_early = path.startswith("disks.") and body.get("uptime_s", ANSWERS_S) < ANSWERS_S
+        if value and not is_early:
+            yield Finding("needs a hand", words.format(value), event=event)
+
+
+RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (_daemons, _run, _hands)

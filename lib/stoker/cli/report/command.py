@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -11,8 +12,6 @@ from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.store.errors import UsageError
 from stoker.store.files import write_atomic
-
-STDOUT = Path("-")
 
 
 @click.command(epilog="Example: stoker report /etc/stoker/fineweb.yaml -o fineweb.html")
@@ -31,28 +30,17 @@ def report(pipeline: Pipeline, output: Path | None) -> None:
     launches, memory by role, GPUs, disks and quarantine. It loads nothing, so it can be sent as it is. Reads
     the state directory alone; what cannot be read is said in its place. An existing file is replaced.
     """
-    target = output or Path(f"{pipeline.name}-report.html")
-    if target != STDOUT:
-        target = _writable(target)
+    # What a link leads to is replaced, not the link.
+    target = Path(os.path.realpath(output or f"{pipeline.name}-report.html"))
+    is_shown = output == Path("-")
+    if not is_shown and (not target.parent.is_dir() or (target.exists() and not target.is_file())):
+        raise UsageError(f"{target} cannot be written as a file; name one in a directory that exists, or -")
     from stoker.cli.report.page import as_html
     from stoker.cli.report.sections import sections_of
 
     page = as_html(pipeline, sections_of(pipeline))
-    if target == STDOUT:
+    if is_shown:
         click.echo(page, nl=False)
         return
     write_atomic(target, page)
     click.echo(one_line(f"wrote {target}, {format_bytes(len(page))}"))
-
-
-def _writable(target: Path) -> Path:
-    """Returns the file to replace; raises UsageError where a rename would replace something else."""
-    if target.is_dir():
-        raise UsageError(f"{target} is a directory; name a file in it")
-    if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is no directory; make it, or name a file elsewhere")
-    if target.is_file():
-        return target.resolve()  # what a link leads to
-    if target.exists() or target.is_symlink():
-        raise UsageError(f"{target} is no regular file; name one, or - for standard output")
-    return target

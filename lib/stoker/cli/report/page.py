@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from stoker.cli.options import one_line
-from stoker.cli.report.parts import Section
 from stoker.config.schema import Pipeline
 from stoker.observe.drawing import MOST_COLOURS, Panel, inline_svg
+from stoker.observe.verdict import Verdict
 from stoker.store.record import utc_now
 
 MOST_CHARS = 400  # of a text: an error of another program may be as long as it likes
 
 
-def as_html(pipeline: Pipeline, sections: Sequence[Section]) -> bytes:
-    """Returns the page; the first section is the verdict's."""
-    folder = Path(__file__).parent
-    made = Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+class Missing(NamedTuple):
+    """Something that a section has not, and why."""
+
+    missing: str
+
+
+class Table(NamedTuple):
+    """Rows below a head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+Part = str | Missing | Table | Panel | Verdict
+Sections = Mapping[str, Sequence[Part]]  # by title
+
+
+def as_html(pipeline: Pipeline, sections: Sections) -> bytes:
+    """Returns the page."""
+    folder = FileSystemLoader(Path(__file__).parent)
+    made = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, finalize=_shown)
+    verdicts = (part for parts in sections.values() for part in parts if isinstance(part, Verdict))
+    about = {"pipeline": pipeline, "sections": sections, "verdict": next(verdicts, None), "time": utc_now()}
     page = made.get_template("page.html")
-    about: dict[str, object] = {
-        "pipeline": pipeline,
-        "first": sections[0],
-        "sections": sections[1:],
-        "time": utc_now(),
-    }
-    about["verdict"] = next(iter(sections[0].verdicts), None)
-    return page.render(about, svg=_svg, colours=MOST_COLOURS).encode()
+    return page.render(about, svg=inline_svg, colours=MOST_COLOURS).encode() + b"\n"
 
 
 def _shown(value: object) -> object:
@@ -46,7 +51,3 @@ def _shown(value: object) -> object:
         return value
     text = one_line(value)
     return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]} ..."
-
-
-def _svg(panel: Panel) -> Markup:
-    return Markup(inline_svg(panel))  # noqa: S704  matplotlib escapes texts

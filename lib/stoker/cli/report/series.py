@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from stoker.store.record import parse_json
 
 MOST_BYTES, PIECES = 32 << 20, 512  # of a training log: some 100,000 rows, which take some three seconds
 MOST_VALUE = 1e30  # larger ones cannot be drawn
-LAST_S = 1 << 33  # in the year 2242
+LAST = 1 << 33  # a time in the year 2242, and more steps than a run makes
 DRAWN = ("_rss_bytes", "_free_bytes", "gpu_memory_used_bytes", "gpu_utilization_ratio")  # of samples
 
 Pairs = list[tuple[float, float]]
@@ -33,34 +32,30 @@ def points(pairs: Pairs) -> Points:
     return table[:, 0], table[:, 1]
 
 
-def moment(text: str) -> float:
-    """Returns the Unix seconds of a time; raises ValueError also where no picture could show it."""
-    if not 0 <= (at := unix(text)) <= LAST_S:
-        raise ValueError(f"{text} is no time of this log")
-    return at
+def _add(pairs: Pairs, at: float, value: object) -> None:
+    """Adds a value if it can be drawn."""
+    if isinstance(value, int | float) and abs(value) < MOST_VALUE and 0 <= at <= LAST:
+        pairs.append((at, float(value)))
 
 
 @dataclass
 class Steps:
-    """Losses by timeline (step, nats), speeds (Unix seconds, tokens/s); `share` of the log that was read."""
+    """Losses (step, nats) by timeline and kind; speeds (Unix seconds, tokens/s)."""
 
-    trained: dict[int, Pairs] = field(default_factory=lambda: defaultdict(list))
-    heldout: dict[int, Pairs] = field(default_factory=lambda: defaultdict(list))
+    losses: dict[tuple[int, str], Pairs] = field(default_factory=lambda: defaultdict(list))
     speeds: Pairs = field(default_factory=list)
     unread: int = 0  # lines that are no rows
-    share: float = 1.0
+    share: float = 1.0  # of the log that was read
 
     def add(self, line: bytes) -> None:
         try:
             row: Any = parse_json(line)
-            timeline, step = row["timeline"], float(row["step"])
-            if type(timeline) is not int:
-                raise TypeError(timeline)  # noqa: TRY301
-            for losses, name in ((self.trained, "loss"), (self.heldout, "val_loss")):
-                if (loss := _number(row, name)) is not None:
-                    losses[timeline].append((step, loss))
-            if (speed := _number(row, "tokens_per_s")) is not None and "time" in row:
-                self.speeds.append((moment(row["time"]), speed))
+            timeline, step = int(row["timeline"]), float(row["step"])
+            for name, kind in (("loss", "training"), ("val_loss", "held-out")):
+                if name in row:
+                    _add(self.losses[timeline, kind], step, row[name])
+            if "tokens_per_s" in row and "time" in row:
+                _add(self.speeds, unix(row["time"]), row["tokens_per_s"])
         except (KeyError, OverflowError, TypeError, ValueError):
             self.unread += 1
 
@@ -78,23 +73,13 @@ def read_steps(log: Path, most_bytes: int = MOST_BYTES) -> Steps:
 def _lines(log: Path, most_bytes: int) -> Iterator[bytes]:
     """Yields the whole lines of a log, or of a longer one those of pieces spread evenly over it."""
     with log.open("rb") as stream:
-        size, length = os.fstat(stream.fileno()).st_size, most_bytes // PIECES
-        is_long = size > most_bytes
-        begins = [n * (size - length) // (PIECES - 1) for n in range(PIECES)] if is_long else [0]
-        for begin in begins:
-            stream.seek(begin)
-            if begin:
-                stream.readline(length)  # the end of a line that began before
-            while not is_long or stream.tell() < begin + length:
-                line = stream.readline(length)
-                if not line.endswith(b"\n") and len(line) < length:
-                    break  # the last line is being written, or was torn
-                yield line
-
-
-def _number(row: Any, name: str) -> float | None:
-    value = row.get(name)
-    return float(value) if type(value) in (int, float) and abs(value) < MOST_VALUE else None
+        size = stream.seek(0, os.SEEK_END)
+        pieces = PIECES if size > most_bytes else 1
+        length = min(size, most_bytes) // pieces
+        for piece in range(pieces):
+            stream.seek(begin := piece * (size - length) // max(1, pieces - 1))
+            # The first line of a piece may have begun before it; the last is torn, or ends behind it.
+            yield from stream.read(length).split(b"\n")[begin > 0 : -1]
 
 
 def read_columns(path: Path) -> dict[str, Points]:
@@ -105,10 +90,9 @@ def read_columns(path: Path) -> dict[str, Points]:
     found: dict[str, Pairs] = defaultdict(list)
     for file in (path.with_name(f"{path.name}.1"), path):
         for row in read_samples(file, FILE_BYTES):
-            with contextlib.suppress(KeyError, ValueError):
-                at = moment(row["time"])
-                known = {name: float(row[name]) for name in row if name.endswith(DRAWN) and row[name]}
-                for name, value in known.items():
-                    if math.isfinite(value):
-                        found[name].append((at, value))
-    return {name: points(pairs) for name, pairs in found.items()}
+            with contextlib.suppress(KeyError, OverflowError, ValueError):
+                at = unix(row["time"])
+                for name, text in row.items():
+                    if text and name.endswith(DRAWN):
+                        _add(found[name], at, float(text))
+    return {name: points(pairs) for name, pairs in found.items() if pairs}
