@@ -33,10 +33,10 @@ from stoker.supervise.run import step_rows
 T = TypeVar("T")
 Row = tuple[str, str, str]  # title, text, colour
 
-REST = 300  # how many times as long as reading takes, what is slow to read is not read again
-TAIL_BYTES = 64 << 10  # of each log of events
+REST = 500  # what is slow to read waits so many times as long as reading took: a five-hundredth of a core
+TAIL_BYTES = 32 << 10  # of each log of events
 STEPS_BYTES = 256 << 10  # of the training log: some 800 steps
-MOST_ROWS = 100
+MOST_ROWS, MOST_DAMAGE = 100, 3
 SIZES = ("rss", "pss", "swap")
 UTF_8 = getattr(sys.__stderr__, "encoding", "").lower().startswith("utf")  # or the terminal shows ASCII alone
 BARS = "▁▂▃▄▅▆▇█" if UTF_8 else "_.-=+*%#"  # from low to high
@@ -57,7 +57,7 @@ class Reading:
         self.facts = replace(facts, daemons=needed, record=run_record(self.pipeline))
 
     def kept(self, read: Callable[[Pipeline], T]) -> T:
-        """Returns what `read` returns, which was REST times as long ago as it took, or less."""
+        """Returns what `read` returned last; reads anew once REST times as long has passed as that took."""
         due, value = self._kept.get(read, (0.0, None))
         if time.monotonic() >= due:
             begin = time.thread_time()
@@ -93,7 +93,7 @@ def _curves(reading: Reading, width: int) -> Iterator[Row]:
 
 def _launches(reading: Reading, _: int) -> Iterator[Row]:
     launches, damage = reading.kept(all_launches)
-    yield from (("damaged", f"runs.jsonl: {what}", YELLOW) for what in damage)
+    yield from (("damaged", f"runs.jsonl: {what}", YELLOW) for what in damage[:MOST_DAMAGE])
     for one in launches[: -MOST_ROWS - 1 : -1]:
         lasted, steps, good, end = row_of(one)[1:]
         how = f": {one['detail']}" if one["detail"] and not one["is_running"] else ""
