@@ -29,7 +29,7 @@ PAGES = {
     "Training": "steps 1 to 60",
     "Launches": "finished: exit code 0",
     "Events": "the run is finished at",
-    "Memory": "stopped",
+    "Memory": "no daemon runs",
 }
 Start = Callable[..., FullScreen]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -43,6 +43,7 @@ STANDS_STILL = frozenset(
 )  # rows that explain a pause
 TITLE_WIDTH = 21
 VERDICT, HAND = "verdict", "needs a hand"
+PARTS = (VERDICT, "pipeline", "run", "data", "time left")
 GRADE_COLOURS = {"well": GREEN, "waits": YELLOW, "needs a hand": YELLOW, "broken": RED}
 ORDER = (TRAIN_SUPERVISOR, STAGE_SHARD, DOWNLOAD_WATCHDOG)  # what matters most is read first
 MOST_BUCKETS = 4  # that the row of goodput names
@@ -92,7 +93,7 @@ def as_body(judged: Verdict, facts: Facts, daemons: Daemons) -> dict[str, Any]:
 
 def report_lines(facts: Facts, judged: Verdict | None = None) -> Iterator[str]:
     """Yields the status for a file or a pipe."""
-    for title, text in _rows(facts, judged):
+    for title, text, _ in status_rows(facts, judged):
         yield one_line(f"{title:<{TITLE_WIDTH}}{text}".rstrip())
 
 
@@ -100,19 +101,9 @@ def terminal_lines(
     facts: Facts, columns: int, judged: Verdict | None = None, *, colour: bool
 ) -> Iterator[str]:
     """Yields the status for a terminal: sums cut, each row folded below itself, coloured by state."""
-    colours = row_colours(facts, judged)
-    for title, text in _rows(facts, judged):
+    for title, text, painted in status_rows(facts, judged):
         line = folded_row(title, text, columns)
-        yield paint(line, colours.get(title, PLAIN if text else BOLD)) if colour else line
-
-
-def row_colours(facts: Facts, judged: Verdict | None) -> dict[str, str]:
-    """Returns the colours of the rows that have one, by title."""
-    colours = {f"  {daemon}": state_colour(about) for daemon, about in facts.daemons.items()}
-    colours |= {f"  {row}": YELLOW for row in STANDS_STILL}
-    if judged is not None:
-        colours |= dict.fromkeys((VERDICT, HAND), GRADE_COLOURS[judged.grade])
-    return colours
+        yield paint(line, painted) if colour else line
 
 
 def folded_row(title: str, text: str, columns: int) -> str:
@@ -121,32 +112,36 @@ def folded_row(title: str, text: str, columns: int) -> str:
     return f"{one_line(title):<{TITLE_WIDTH}}{folded}".rstrip()
 
 
-def _rows(facts: Facts, judged: Verdict | None) -> Iterator[Row]:
-    yield from verdict_rows(judged) if judged is not None else ()
-    for title, rows in sections(facts):
-        yield title, ""
-        yield from rows
+def status_rows(
+    facts: Facts, judged: Verdict | None, parts: Container[str] = PARTS
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the rows of these parts of the status: title, text, colour."""
+    colours = {f"  {daemon}": state_colour(about) for daemon, about in facts.daemons.items()}
+    colours |= {f"  {row}": YELLOW for row in STANDS_STILL}
+    if judged is not None:
+        colours |= dict.fromkeys((VERDICT, HAND), GRADE_COLOURS[judged.grade])
+    for part, rows in _parts(facts, judged):
+        if part in parts:
+            yield from ((title, text, colours.get(title, PLAIN if text else BOLD)) for title, text in rows)
 
 
-def verdict_rows(judged: Verdict) -> list[Row]:
-    return [(VERDICT, judged.text), *((HAND, f"{hand.what}. {hand.do}") for hand in judged.hands)]
-
-
-def sections(facts: Facts) -> Iterator[tuple[str, list[Row]]]:
-    """Yields the parts of the status, daemons, run, data and times left, each with its title and its rows."""
+def _parts(facts: Facts, judged: Verdict | None) -> Iterator[tuple[str, list[Row]]]:
     daemons = facts.daemons
+    if judged is not None:
+        yield VERDICT, [(VERDICT, judged.text), *((HAND, f"{hand.what}. {hand.do}") for hand in judged.hands)]
     named = [one for one in ORDER if one in daemons]
-    yield f"pipeline {facts.name}", [row for one in named for row in _daemon(one, daemons[one])]
-    bodies = {daemon: current(about) for daemon, about in daemons.items()}
+    head = f"pipeline {facts.name}", ""
+    yield "pipeline", [head, *(row for one in named for row in _daemon(one, daemons[one]))]
+    bodies = {daemon: _current(about) for daemon, about in daemons.items()}
     run = _run(bodies[TRAIN_SUPERVISOR], daemons[TRAIN_SUPERVISOR]["running"])
     data = [*_shards(bodies.get(STAGE_SHARD, {})), *_sources(bodies.get(DOWNLOAD_WATCHDOG, {}))]
     left = [(work, str(left)) for work, left in facts.times.items()]
-    for title, rows in (("run", run), ("data", data), ("time left", left)):
+    for part, rows in (("run", run), ("data", data), ("time left", left)):
         if shown := [(f"  {what}", text) for what, text in rows if text]:
-            yield title, shown
+            yield part, [(part, ""), *shown]
 
 
-def current(about: Mapping[str, Any]) -> dict[str, Any]:
+def _current(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a daemon's status, for a stopped daemon without speeds and waits, which are out of date."""
     past = () if about["running"] else NOW_ONLY
     return {name: value for name, value in about["body"].items() if name not in past}

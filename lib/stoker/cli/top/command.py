@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import termios
 
 import click
 
@@ -13,7 +11,6 @@ from stoker.config.schema import Pipeline
 from stoker.store.errors import UsageError
 
 STREAMS = (0, 1, 2)  # Textual reads keys from standard input, and draws on standard error
-EXIT_BUG = 70
 
 
 @click.command(epilog="Example: stoker top /etc/stoker/fineweb.yaml")
@@ -28,17 +25,11 @@ def top(pipeline: Pipeline) -> int:
     if not all(map(os.isatty, STREAMS)) or os.environ.get("TERM", "dumb") == "dumb":
         instead = f"`stoker status {pipeline.file}` prints the same once"
         raise UsageError(f"`stoker top` needs a terminal as input, output and standard error; {instead}")
-    from stoker.cli.top.reading import Reading
+    from stoker.cli.top.pages import Reading
 
     reading = Reading(pipeline)  # before the screen is taken: what cannot be read is said as ever
     from stoker.cli.top.app import Top
 
-    modes = termios.tcgetattr(0)  # a signal may end this before Textual is ready to tidy up
     app = Top(reading)
-    try:
-        app.run(mouse=False)
-    finally:
-        with contextlib.suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(0, termios.TCSADRAIN, modes)
-    code = app.return_code or 0
-    return EXIT_BUG if code == 1 else code  # 1 is Textual's, behind a traceback
+    app.run(mouse=False)
+    return app.return_code or 0
