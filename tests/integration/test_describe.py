@@ -18,7 +18,7 @@ from support.waiting import wait_until
 def test_a_killed_run_is_described_beside_it_and_after_it_from_disk_alone(
     shard_sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_training(shard_sets, tmp_path, train__steps=100)
+    run = make_training(shard_sets, tmp_path, train__steps=200)
 
     def told(thing: object) -> dict[str, Any]:
         assert exit_code(["describe", str(run.data.file), str(thing), "--json"]) == 0
@@ -29,11 +29,12 @@ def test_a_killed_run_is_described_beside_it_and_after_it_from_disk_alone(
     daemon = run.start()
     try:
         trainer = run.wait_for_step(12)
+        signal_process(trainer, signal.SIGSTOP)  # so that it is not done before it is looked at
         first = run.events("trainer_launched")[0]["launch"]
-        beside = told(first)
-        assert beside["facts"]["state"] == "running" and beside["facts"]["followed_by"] is None
+        wait_until(lambda: told(first)["facts"]["is_running"], 60, "a status with the launch")
+        assert told(first)["facts"]["followed_by"] is None
         assert told("train_supervisor")["facts"]["pid"] == daemon.pid
-        assert told(100)["facts"]["state"] == "planned"
+        assert told(200)["facts"]["state"] == "planned"
         signal_process(trainer, signal.SIGKILL)
         wait_until(lambda: run.record()["state"] == "finished", 120, "the run's end")
     finally:

@@ -1,115 +1,97 @@
-"""What `stoker describe` asks and answers: a question about a thing, its description, its history."""
+"""What `stoker describe` asks and answers: a question about a thing, and its description."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker.config.schema import Pipeline
-from stoker.observe.verdict import Facts, Verdict, verdict
-from stoker.store.errors import StokerError
+from stoker.kit.event_types import filled
+from stoker.observe.verdict import Verdict, verdict
+from stoker.store.errors import DataError, StokerError
 from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
-from stoker.store.log import LogScan
-from stoker.store.record import read_record, utc_at
+from stoker.store.log import read_log
+from stoker.store.record import read_record
 from stoker.supervise.outlook import gather
 
 T = TypeVar("T")
-Event = Mapping[str, Any]
 SHOWN = 5  # the newest events of a history
-DAY_S = 86_400.0
-
-
-@dataclass(frozen=True)
-class History:
-    """How many events of the logs are about a thing, how many in the last day, and the newest, in order."""
-
-    count: int = 0
-    in_24_h: int = 0
-    events: tuple[Event, ...] = ()
+# An event is about a thing that one of these fields names.
+FIELDS = ("event", "daemon", "path", "key", "folder", "launch", "step", "resume_step")
 
 
 @dataclass(frozen=True)
 class Description:
-    """A thing: `facts` by name, None for what is not known, what comes `next`, what a person can `do`."""
+    """A thing: its name, `facts` by name, None for what is not known, the `words` by which events name it,
+    what comes `next`, what a person can `do`."""
 
     name: str
     facts: Mapping[str, Any]
+    words: Sequence[Any]
     next: str = ""
-    do: tuple[str, ...] = ()
-    history: History = History()
+    do: Sequence[str] = ()
 
 
 @dataclass
 class Question:
-    """A thing of a pipeline, as it was typed; `unread` says what could not be read."""
+    """A thing of a pipeline, as it was typed; `unread` says what could not be read, None for a damaged log,
+    whose other lines were."""
 
     pipeline: Pipeline
     thing: str
-    unread: list[str] = field(default_factory=list)
-    problem: StokerError | OSError | None = None  # the first
+    unread: dict[str, Exception | None] = field(default_factory=dict)
 
-    def read(self, call: Callable[..., T], *arguments: Any) -> T | None:
+    def read(self, place: Path, call: Callable[..., T], *arguments: Any) -> T | None:
         """Returns a call's result; None for a missing file, and for an unreadable one, which is noted."""
         try:
             return call(*arguments)
         except FileNotFoundError:
-            return None
-        except StokerError as problem:
-            self._note(problem, str(problem))
-        except OSError as problem:
-            self._note(problem, f"{problem.filename}: {problem.strerror}")
-        except (KeyError, TypeError, ValueError) as problem:  # a whole record, of fields that are not known
-            self.unread.append(f"{arguments[-1]}: another version of Stoker wrote it ({problem!r})")
+            pass
+        except (StokerError, OSError, KeyError, TypeError, ValueError) as error:
+            self.note(place, error)
         return None
 
-    def _note(self, problem: StokerError | OSError, text: str) -> None:
-        self.problem = self.problem or problem
-        self.unread.append(text)
+    def note(self, place: Path, error: Exception) -> None:
+        """Notes what could not be read; a whole record of fields that are not known tells of no file."""
+        if not isinstance(error, StokerError | OSError):
+            error = DataError(f"{place}: another version of Stoker wrote it ({error!r})")
+        self.unread.setdefault(str(error), error)
 
-    def record(self, parse: Callable[[Mapping[str, Any]], T], path: Path) -> T | None:
+    def record(self, parse: Callable[[dict[str, Any]], T], path: Path) -> T | None:
         """Returns a record, parsed; None as `read` does."""
-        return self.read(lambda path: parse(read_record(path)), path)
+        return self.read(path, lambda: parse(read_record(path)))
 
-    def log(self, read: Callable[[Path], tuple[list[T], Iterable[str]]], path: Path) -> list[T]:
+    def log(self, path: Path, read: Callable[[Path], tuple[Iterable[T], Iterable[str]]]) -> Iterable[T]:
         """Returns the entries of a log that are whole; notes its damage."""
-        entries, damage = self.read(read, path) or ([], ())
-        self.unread += [f"{path} is damaged: {each}" for each in damage]
+        entries, damage = self.read(path, read, path) or ((), ())
+        self.unread |= dict.fromkeys(f"{path} is damaged: {each}" for each in damage)
         return entries
 
-    @cached_property
-    def facts(self) -> Facts | None:
-        """What the pipeline is judged by; None where that cannot be read."""
-        return self.read(gather, self.pipeline)
-
-    def judged(self, daemon: str) -> Verdict:
-        """Returns the verdict on one daemon, and on the run where it is the train supervisor."""
-        facts = self.facts
+    def judged(self, daemon: str = TRAIN_SUPERVISOR) -> tuple[Mapping[str, Any], Verdict]:
+        """Returns a daemon's status and the verdict on it alone, with the run for the train supervisor."""
+        facts = self.read(self.pipeline.layout.state, gather, self.pipeline)
         if facts is None or daemon not in facts.daemons:
-            return Verdict("waits", "what the daemons do is not known")
-        record = facts.record if daemon == TRAIN_SUPERVISOR else None
-        return verdict(replace(facts, daemons={daemon: facts.daemons[daemon]}, record=record))
+            return {}, Verdict("waits", "what it does is not known")
+        about, record = facts.daemons[daemon], facts.record if daemon == TRAIN_SUPERVISOR else None
+        return about, verdict(replace(facts, daemons={daemon: about}, record=record))
 
-    def history(self, matches: Callable[[Event], bool], daemons: Iterable[str] = DAEMONS) -> History:
-        """Returns the history by the event logs, which rotate within a few MiB; reads them line by line."""
-        found = [one for daemon in daemons if (one := self.read(self._history, matches, daemon))]
-        newest = sorted(
-            (event for one in found for event in one.events), key=lambda event: str(event["time"])
-        )
-        count, in_24_h = (sum(getattr(one, name) for one in found) for name in ("count", "in_24_h"))
-        return History(count, in_24_h, tuple(newest[-SHOWN:]))
+    def filled(self, text: str) -> str:
+        """Returns a text of the register or the runbook with this pipeline's file and name."""
+        return filled(text, str(self.pipeline.file), self.pipeline.name, "the {}".format)
 
-    def _history(self, matches: Callable[[Event], bool], daemon: str) -> History:
-        path, since = self.pipeline.layout.events(daemon), utc_at(time.time() - DAY_S)
-        scan, count, in_24_h, newest = LogScan(path, rotated=True), 0, 0, deque[Event](maxlen=SHOWN)
-        for entry, _ in scan:
-            event = {**entry, "daemon": daemon, "time": str(entry.get("time"))}
-            if matches(event):
-                count, in_24_h = count + 1, in_24_h + (event["time"] >= since)
-                newest.append(event)
-        self.unread += [f"{path} is damaged: {each}" for each in scan.damage]
-        return History(count, in_24_h, tuple(newest))
+    def history(self, words: Sequence[Any]) -> dict[str, Any]:
+        """Returns how many events of the logs are about a thing, and the newest in order."""
+        mine = list[dict[str, Any]]()
+        for daemon in DAEMONS:
+            for entry in self.log(self.pipeline.layout.events(daemon), _events):
+                event = {**entry, "daemon": daemon, "time": str(entry.get("time"))}
+                mine += [event] if any(event.get(name) in words for name in FIELDS) else []
+        mine.sort(key=lambda event: event["time"])
+        return {"count": len(mine), "events": mine[-SHOWN:]}
+
+
+def _events(path: Path) -> tuple[Iterable[dict[str, Any]], Iterable[str]]:
+    reading = read_log(path, rotated=True)
+    return reading.entries, reading.damage
