@@ -57,8 +57,11 @@ def no_litter_stops_it(data: DataPipeline, daemon: str) -> None:
     request = file_request(layout, daemon, "shout", {})
     wait_until(lambda: read_outcome(layout, request), what="the answer")
     assert "refused" in (read_outcome(layout, request) or {}), "it was read"
-    left = [file.name for file in layout.requests(daemon).iterdir()]
-    assert all(name.startswith(".tmp-") for name in left), left
+    # It goes a moment after its outcome is there.
+    wait_until(
+        lambda: all(file.name.startswith(".tmp-") for file in layout.requests(daemon).iterdir()),
+        what="its removal",
+    )
     reasons = [read_record(file) for file in layout.quarantine.glob("record-*/reason.json")]
     assert len([one for one in reasons if one["path"].endswith("\\udcff.json")]) == 1
 

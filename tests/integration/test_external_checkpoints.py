@@ -168,7 +168,7 @@ def test_a_rollback_survives_kills_and_what_it_gives_up_is_never_sealed_again(tm
     (tmp_path / "until").write_text("40")
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
-    assert launches(tmp_path) == ["", "step-10.bin"]
+    assert launches(tmp_path) == ["", "step-10.bin"], run.events()
     assert asides(tmp_path / "out") == ["step-20.bin", "step-30.bin", "step-35.bin"]
     assert {path.name for path in (run.run.abandoned / "t0").iterdir()} >= {"step-000000020"}
     sealed = [run.run.checkpoints / name / "checkpoint.json" for name in run.checkpoints()]

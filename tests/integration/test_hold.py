@@ -72,6 +72,7 @@ def named(run: TrainPipeline) -> list[Counter[str]]:
     return [epochs[epoch] for epoch in sorted(epochs)]
 
 
+@pytest.mark.long  # test_plan_growth proves when the plan waits for a source and when no longer
 def test_a_file_that_never_comes_and_one_that_is_slow_hold_the_run_up_for_a_time_only(
     run: TrainPipeline, mischief: Mischief
 ) -> None:

@@ -66,7 +66,9 @@ class Trainer:
         return [each for each in children_tree(os.getpid()) if b"checkpoints.sealer" in _command(each)]
 
     def signal(self, signum: int) -> None:
-        (sealer,) = self.sealers()
+        (sealer,) = wait_until(
+            self.sealers, what="the sealer"
+        )  # whose command shows a moment after its start
         os.kill(sealer.pid, signum)
         if signum == signal.SIGSTOP:
             wait_halted(sealer.pid)
@@ -160,7 +162,7 @@ def test_stops_that_come_before_it_has_begun_or_while_it_works_are_ignored(
     start: Start, tmp_path: Path
 ) -> None:
     trainer = start()
-    first = trainer.sealers()
+    first = wait_until(trainer.sealers, what="the sealer")
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         trainer.signal(signum)
     trainer.save(1)

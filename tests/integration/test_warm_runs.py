@@ -161,7 +161,7 @@ def test_files_join_while_it_trains_and_after_a_pause_it_goes_on_with_other_batc
     assert lengths == sorted(lengths, reverse=True)
     assert set(lengths) == {64, 32}
     sources = run.data.sources()
-    assert len(sources) == 6
+    assert len(sources) == FILES + 2
     keys = [key for segment in plan.segments for key, _ in segment.sets]
     assert sorted(keys) == sorted(str(source.key) for source in sources.values()), "each set once"
     added = [str(sources[name].key) for name in ("0-and-a-half.parquet", "9.parquet")]

@@ -40,3 +40,9 @@ def test_each_link_of_the_pages_leads_to_a_file_and_a_heading_that_exist() -> No
             if not target.exists() or (anchor and anchor not in _anchors(target)):
                 dead.append(f"{page.relative_to(ROOT)}: {link}")
     assert dead == []
+
+
+def test_the_tests_that_prove_each_promise_exist() -> None:
+    named = re.findall(r"`(?:tests/\w+/)?(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 30
+    assert set(named) <= {file.stem for file in (ROOT / "tests").rglob("test_*.py")}

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -67,6 +68,8 @@ def daemon_main(
 
     `about` is the help's first paragraph.
     """
+    gc.freeze()  # what is imported stays
+    gc.enable()
     program = "stoker-" + name.replace("_", "-")
     options = _parse(program, about, argv, takes_files_list=takes_files_list, takes_until=takes_until)
     if isinstance(options, int):

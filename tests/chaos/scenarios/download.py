@@ -34,8 +34,8 @@ FEW = Sizes(gentle=6, harsh=2, small=2, size=800_000, rate=2_000_000, listing_fa
 URLS = Sizes(gentle=20, harsh=5, small=5, size=4_000_000, rate=2_000_000, listing_faults=0, bare=20)
 HANDS = 4
 TWICE = 0.05  # of the content may come twice
-# What a kill may cost: what each hand had not written yet, and the kernel had for it.
-A_KILL = HANDS * (64 << 10)
+# What a kill may cost: what each hand had not written yet, and the kernel had for it: more on a busy machine.
+A_KILL = HANDS * (128 << 10)
 FETCH = tuple(("fetch", point) for point in ("ready", "task", "start", "progress", "retry", "done"))
 DAEMON = ((DOWNLOAD_WATCHDOG, "start"), (DOWNLOAD_WATCHDOG, ""), (DOWNLOAD_WATCHDOG, ""))
 
