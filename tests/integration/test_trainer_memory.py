@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from support.sites import write_site
 from support.trainer_run import TrainerRun
 from support.waiting import LONG_S
@@ -36,7 +38,7 @@ if "stoker.training.trainer" in sys.orig_argv[1:4]:
 """
 
 
-@pytest.mark.long  # test_training_memory proves the sizes, test_launch_policy what the supervisor makes of them
+@pytest.mark.long  # unit/test_training_memory proves the sizes, test_launch_policy what follows
 def test_short_memory_halves_the_micro_batch_and_none_at_one_exits_71(tmp_path: Path) -> None:
     starved = _run(tmp_path / "starved")
     write_site(starved.root, _LIMITS)
