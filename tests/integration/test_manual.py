@@ -100,6 +100,7 @@ def test_every_stoker_command_of_the_manual_answers(
         "N": "5",
         "OUT": "rows.parquet",
         "COMMAND": "status",
+        "THING": "0.parquet",
         "<the file in your folder>": str(run.data.source / "0.parquet"),
         "<warm>/shards": str(tmp_path / "hot" / "shards"),
     }

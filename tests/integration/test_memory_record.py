@@ -132,8 +132,8 @@ def test_a_mark_of_a_mebibyte_is_cut_and_the_next_one_is_whole(tmp_path: Path) -
 
 # Two processes, the second in a session of its own: each says on TERM that it had it, the second one late.
 TREE = """
-setsid sh -c 'trap "sleep 0.3; echo inner >> $0; exit" TERM; echo up >> $0; while :; do sleep 0.05; done' $0 &
 trap 'echo outer >> $0; exit 3' TERM
+setsid sh -c 'trap "sleep 0.3; echo inner >> $0; exit" TERM; echo up >> $0; while :; do sleep 0.05; done' $0 &
 while :; do sleep 0.05; done
 """
 

@@ -41,7 +41,7 @@ def outcome(run: TrainPipeline, request: str, timeout_s: float = 60.0) -> dict[s
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     def give(run: TrainPipeline, *words: str, verb: str = "rollback") -> tuple[int, str]:
-        code = exit_code([verb, str(run.data.file), *words, "--json"])
+        code = exit_code([*verb.split(), str(run.data.file), *words, "--json"])
         return code, capsys.readouterr().out
 
     return give
@@ -153,12 +153,12 @@ def test_a_set_whose_source_is_gone_too_fails_the_run_until_an_operator_gives_it
     assert audit_run(run.data.pipeline).findings == ()
 
 
-@pytest.mark.parametrize("words", [("rollback", "3"), ("data", "skip-set", "826ae25e2e7c26a6")])
+@pytest.mark.parametrize("words", [("rollback", "3"), ("data skip-set", "826ae25e2e7c26a6")])
 def test_a_run_that_has_not_begun_is_said_to_be_none(
     tmp_path: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = make_pipeline(tmp_path)
     verb, what = words
-    assert exit_code([verb, str(data.file), what]) == 64
+    assert exit_code([*verb.split(), str(data.file), what]) == 64
     assert "no run of this name has begun" in capsys.readouterr().err
     assert not data.pipeline.state.exists()
