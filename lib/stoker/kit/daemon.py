@@ -68,7 +68,6 @@ def daemon_main(
 
     `about` is the help's first paragraph.
     """
-    gc.freeze()  # what is imported stays
     gc.enable()
     program = "stoker-" + name.replace("_", "-")
     options = _parse(program, about, argv, takes_files_list=takes_files_list, takes_until=takes_until)
