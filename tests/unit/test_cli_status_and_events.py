@@ -189,6 +189,21 @@ def test_status_as_json_is_the_daemons_own_snapshots(
     assert told["daemons"]["download_watchdog"]["state"] == "never started"
 
 
+def test_what_cannot_be_read_leaves_the_rest_of_the_status_and_a_disk_that_is_freed_again_does_not_fill(
+    running: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.layout.run("main").metrics.mkdir(parents=True)
+    samples = running.layout.samples("stage_shard")
+    samples.parent.mkdir(parents=True, exist_ok=True)
+    minutes = [datetime.now(UTC) - timedelta(minutes=60 - number) for number in range(60)]
+    rows = [f"{at.isoformat()},{60 * number},{number % 2 << 19}" for number, at in enumerate(minutes)]
+    samples.write_text("\n".join(["time,elapsed_s,hot_free_bytes", *rows, ""]))
+    assert exit_code(["status", str(running.file)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search("  run +not known: .*metrics.jsonl.*: Is a directory", shown), shown
+    assert "  hot disk           1.0 MiB free" in shown and "in about" not in shown
+
+
 def test_a_check_is_failed_by_a_daemon_that_hangs(running: Pipeline) -> None:
     check = ["status", str(running.file), "--check"]
     assert exit_code(check) == 0, "the download watchdog was never started"

@@ -61,3 +61,11 @@ def test_a_range_is_said_in_one_unit(left: Left, said: str) -> None:
 
 def test_nothing_left_takes_no_time() -> None:
     assert time_left([], 0, NOW) == Left(0.0, 0.0)
+
+
+def test_a_disk_that_is_filled_and_freed_again_does_not_fill() -> None:
+    points = [Point(NOW - 3600 + 60 * each, 1e6 * (each % 10)) for each in range(61)]
+    assert time_left(points, 1e6, NOW).least_s, "as work, which nobody undoes"
+    freed = [Point(NOW - 3600 + 60 * each, 1e6 * (each % 2)) for each in range(61)]
+    assert time_left(freed, 1e6, NOW, can_fall=True).least_s is None
+    assert str(time_left(steady(3600, 1.0), 3600, NOW, can_fall=True)) == "in about 60 min"

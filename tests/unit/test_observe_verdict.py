@@ -135,6 +135,10 @@ def test_what_needs_a_hand_has_the_words_of_its_event(
 
 
 def test_every_rule_bears_a_snapshot_of_another_version() -> None:
-    for body in ({}, {"files": None, "disks": [], "quarantine": "x", "gpus": None, "watched": None}):
+    for body in (
+        {},
+        {"files": None, "disks": [], "quarantine": "x", "gpus": None, "watched": None},
+        {"files": {"given_up": "two"}, "stuck": 5, "figures": {"fruitless": "x"}, "gpus": {"present": 1}},
+    ):
         given = facts(**{daemon: about(**body) for daemon in DAEMONS})
         assert not [each for rule in RULES for each in rule(given)]

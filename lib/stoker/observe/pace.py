@@ -50,14 +50,17 @@ def unix(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
 
 
-def time_left(points: Iterable[Point], rest: float, now: float) -> Left:
-    """Returns how long `rest` takes at the pace of the points of the last day, which are in order of time."""
+def time_left(points: Iterable[Point], rest: float, now: float, *, can_fall: bool = False) -> Left:
+    """Returns how long `rest` takes at the pace of the points of the last day, which are in order of time.
+
+    A fall is a run that went back, and no work undone, unless it `can_fall`, as the use of a disk does.
+    """
     if rest <= 0:
         return Left(0.0, 0.0)
     spans = [
         (two.at - one.at, two.done - one.done)
         for one, two in pairwise(point for point in points if now - OVER_S <= point.at <= now)
-        if one.session == two.session and two.at > one.at and two.done >= one.done
+        if one.session == two.session and two.at > one.at and (can_fall or two.done >= one.done)
     ]
     measured_s = sum(seconds for seconds, _ in spans)
     if measured_s < LEAST_S:

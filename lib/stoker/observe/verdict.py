@@ -6,6 +6,7 @@ the tables of event types.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -25,7 +26,6 @@ NAMES = {
 }
 ANSWERS_S = 60.0  # that a disk has for its first answer
 START = "`systemctl start stoker@NAME.target`, or `stoker run FILE`"
-READ = "`stoker events FILE` says more"
 
 
 @dataclass(frozen=True)
@@ -187,11 +187,11 @@ def _hands(facts: Facts) -> Iterator[Finding]:
         value: Any = (body := facts.body(daemon))
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None and path in SAID:
-            value = SAID[path](value)
         is_early = path.startswith("disks.") and body.get("uptime_s", ANSWERS_S) < ANSWERS_S
-        if value and not is_early:
-            yield Finding("needs a hand", words.format(value), event=event)
+        with contextlib.suppress(TypeError, ValueError, AttributeError):  # what another version wrote
+            value = SAID[path](value) if value is not None and path in SAID else value
+            if value and not is_early:
+                yield Finding("needs a hand", words.format(value), event=event)
 
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (_daemons, _run, _hands)

@@ -53,10 +53,13 @@ def times_left(pipeline: Pipeline, daemons: Mapping[str, Mapping[str, Any]]) -> 
     body = daemons[TRAIN_SUPERVISOR]["body"]
     steps = body.get("steps") or (pipeline.train.steps if pipeline.train.follows_plan else None)
     if steps and (rest := steps - (body.get("step") or 0)) > 0:
-        found["run"] = time_left(_steps(pipeline), rest, now)
+        try:
+            found["run"] = time_left(_steps(pipeline), rest, now)
+        except (StokerError, OSError, ValueError) as error:  # the rest of the status is told all the same
+            found["run"] = Left(why=str(error))
     for disk, size in daemons.get(STAGE_SHARD, {}).get("body", {}).get("disks", {}).items():
         samples = _samples(pipeline.layout.samples(STAGE_SHARD), f"{disk}_free_bytes", sign=-1)
-        left = time_left(samples, size.get("free_bytes") or 0, now)
+        left = time_left(samples, size.get("free_bytes") or 0, now, can_fall=True)
         if left.least_s:
             found[f"{disk} disk"] = left
     return found
