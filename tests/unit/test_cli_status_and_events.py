@@ -189,6 +189,13 @@ def test_status_as_json_is_the_daemons_own_snapshots(
     assert told["daemons"]["download_watchdog"]["state"] == "never started"
 
 
+def test_a_daemon_that_runs_is_described_with_what_it_does(
+    running: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["describe", str(running.file), "stage_shard", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["next"] == "9 files built"
+
+
 def test_what_cannot_be_read_leaves_the_rest_of_the_status_and_a_disk_that_is_freed_again_does_not_fill(
     running: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:

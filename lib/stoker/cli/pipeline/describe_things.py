@@ -53,7 +53,7 @@ def daemon(question: Question) -> Description | None:
     about, judged = question.judged(name)
     body = about.get("body", {})
     status = {"body": None, "text": body.get("text"), "exit_code": body.get("exit_code")}
-    then = body.get("doing") or "it starts" if about.get("running") else judged.text
+    then = body.get("doing") or body.get("text") or "it starts" if about.get("running") else judged.text
     do = [f"{one.what}: {one.do}" for one in judged.hands]
     do.append(f"`journalctl -xu '{unit}' --since -2h` shows its journal")
     return Description(name, {**about, **status, "unit": unit}, [name], then, do)
