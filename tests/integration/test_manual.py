@@ -25,6 +25,7 @@ ELSEWHERE = {
     "export-model": "unit/test_training_model_export.py",
     "import": "integration/test_export_import.py",
     "memory": "integration/test_memory_record.py",
+    "top": "integration/test_top.py",
     "units": "unit/test_cli_units.py",
 }
 NOT_HERE = re.compile(

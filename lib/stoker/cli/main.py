@@ -23,6 +23,7 @@ COMMANDS = {
     "run": ("pipeline.run", "Run a pipeline's three daemons in the foreground."),
     "watch": ("pipeline.watch", "Keep a command of your own running, without a file."),
     "status": ("pipeline.status", "Show whether all is well, what each daemon does, the data and the run."),
+    "top": ("top.command", "Show all of it on the whole terminal, as it goes on."),
     "describe": ("pipeline.describe", "Show one source, step, launch, daemon, event or alert."),
     "events": ("pipeline.events", "Show what happened, oldest first."),
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
@@ -67,7 +68,7 @@ COMMANDS = {
 }
 SECTIONS = {
     "Start": "run watch",
-    "Look": "status describe events runs report",
+    "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "audit verify replay",
     "Things": "data checkpoint quarantine config memory units client",
