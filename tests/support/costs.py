@@ -19,6 +19,11 @@ from pathlib import Path
 import pytest
 
 HOME = "STOKER_TEST_COSTS"  # where it is written
+# How the words begin that start one: its script, or Python as the tests and `stoker run` call it.
+DAEMONS = (
+    *("stoker-download-watchdog", "stoker-stage-shard", "stoker-train-supervisor"),
+    *("stokerd.", "import sys; from stokerd."),
+)
 KINDS = ("daemon", "worker", "launcher", "command", "python")
 COLUMNS = ("tests", "cpu_s", "wall_s", *KINDS)
 LINE = f'import os; "{HOME}" in os.environ and exec(open(os.environ["{HOME}"] + "/started.py").read())\n'
@@ -30,7 +35,7 @@ def tell():
     if "stoker.kit.exec" in words:
         is_ours = any(word.startswith("stoker.") for word in argv[argv.index("--") :])
         kind = "worker" if is_ours else "launcher"
-    elif any(word.startswith(("stoker-", "import sys; from stokerd.")) for word in words):
+    elif any(word.startswith({DAEMONS}) for word in words):
         kind = "daemon"
     elif "stoker" in words or "stoker.cli.main" in words:
         kind = "command"
