@@ -215,7 +215,8 @@ def shows_the_run(screen: Screen, training: TrainPipeline, last_step: int) -> No
     assert re.fullmatch(rf"training \d\.\d{{4}}, held-out \d\.\d{{4}} at step {last_step}", summary["loss"])
     _, program, *words = shlex.split(summary["try"])  # by its name alone where it is on the path
     assert Path(program).name == "stoker"
-    assert words[:2] == ["generate", str(training.run.checkpoints / f"step-{last_step:09d}")]
+    newest = training.run.checkpoints / f"step-{last_step:09d}"
+    assert words[:3] == ["checkpoint", "generate", str(newest)]
 
 
 def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_nothing_outlives_its_own_kill(

@@ -54,7 +54,7 @@ class RecordsScenario(Scenario):
 
     def prepare(self, directory: Path) -> None:
         for count in COUNTS:
-            _write_state(directory / str(count), count)
+            write_state(directory / str(count), count)
 
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
         return {
@@ -124,7 +124,7 @@ def _rss(pid: int) -> float:
 # What lies on disk
 
 
-def _write_state(home: Path, count: int) -> None:
+def write_state(home: Path, count: int) -> None:
     home.mkdir()
     (home / "source").mkdir()
     (home / "tokenizer.json").write_text("{}\n")  # no daemon reads it

@@ -346,4 +346,4 @@ def summary_lines(pipeline: Pipeline) -> Iterator[str]:
     # By its name if the shell finds this program by its name, else by its path.
     found = shutil.which("stoker")
     program = "stoker" if found and Path(found).samefile(sys.argv[0]) else sys.argv[0]
-    yield f"try it      {shlex.join([program, 'generate', str(place), '--prompt', PROMPT])}"
+    yield f"try it      {shlex.join([program, 'checkpoint', 'generate', str(place), '--prompt', PROMPT])}"
