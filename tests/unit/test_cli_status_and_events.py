@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from stoker.cli.pipeline.status import gpus_line, report_lines, terminal_lines, 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
+from stoker.observe.status import read_status
 from stoker.observe.verdict import Facts
 from stoker.store.errors import UsageError
 from stoker.store.layout import RuntimeLayout
 from stoker.store.log import ChainedLog
+from stoker.supervise.outlook import gather
 from support.config_files import write_pipeline
 from support.waiting import LONG_S, wait_until
 
@@ -196,19 +198,44 @@ def test_a_daemon_that_runs_is_described_with_what_it_does(
     assert json.loads(capsys.readouterr().out)["next"] == "9 files built"
 
 
-def test_what_cannot_be_read_leaves_the_rest_of_the_status_and_a_disk_that_is_freed_again_does_not_fill(
+def free_bytes_were(pipeline: Pipeline, minutes: int, free: Callable[[int], int]) -> None:
+    """Write the samples of the stage-shard loop: the free bytes of hot at each of the last minutes."""
+    samples = pipeline.layout.samples("stage_shard")
+    samples.parent.mkdir(parents=True, exist_ok=True)
+    began = datetime.now(UTC) - timedelta(minutes=minutes)
+    rows = [
+        f"{(began + timedelta(minutes=minute)).isoformat()},{60 * minute},{free(minute)}"
+        for minute in range(minutes)
+    ]
+    samples.write_text("\n".join(["time,elapsed_s,hot_free_bytes", *rows, ""]))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "free", "runs", "is_told"),
+    [
+        (120, lambda minute: (200 - minute) << 12, True, True),
+        (120, lambda minute: minute % 2 << 19, True, False),  # it is freed again
+        (40, lambda minute: (200 - minute) << 12, True, False),  # too short to tell
+        (120, lambda minute: (200 - minute) << 12, False, False),  # nothing fills it any more
+    ],
+)
+def test_when_a_disk_is_full_is_told_of_one_that_fills(
+    minutes: int, free: Callable[[int], int], runs: bool, is_told: bool, running: Pipeline
+) -> None:
+    free_bytes_were(running, minutes, free)
+    daemons = read_status(running.layout)
+    daemons["stage_shard"] = {**daemons["stage_shard"], "running": runs}
+    assert ("hot disk" in gather(running, daemons).times) is is_told
+
+
+def test_what_cannot_be_read_leaves_the_rest_of_the_status(
     running: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running.layout.run("main").metrics.mkdir(parents=True)
-    samples = running.layout.samples("stage_shard")
-    samples.parent.mkdir(parents=True, exist_ok=True)
-    minutes = [datetime.now(UTC) - timedelta(minutes=60 - number) for number in range(60)]
-    rows = [f"{at.isoformat()},{60 * number},{number % 2 << 19}" for number, at in enumerate(minutes)]
-    samples.write_text("\n".join(["time,elapsed_s,hot_free_bytes", *rows, ""]))
     assert exit_code(["status", str(running.file)]) == 0
     shown = capsys.readouterr().out
     assert re.search("  run +not known: .*metrics.jsonl.*: Is a directory", shown), shown
-    assert "  hot disk           1.0 MiB free" in shown and "in about" not in shown
+    assert "  hot disk           1.0 MiB free" in shown
 
 
 def test_a_check_is_failed_by_a_daemon_that_hangs(running: Pipeline) -> None:

@@ -50,10 +50,18 @@ def unix(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
 
 
-def time_left(points: Iterable[Point], rest: float, now: float, *, can_fall: bool = False) -> Left:
+def time_left(
+    points: Iterable[Point],
+    rest: float,
+    now: float,
+    *,
+    can_fall: bool = False,
+    known_after_s: float = LEAST_S,
+) -> Left:
     """Returns how long `rest` takes at the pace of the points of the last day, which are in order of time.
 
     A fall is a run that went back, and no work undone, unless it `can_fall`, as the use of a disk does.
+    Measured for less than `known_after_s`, the pace is not known.
     """
     if rest <= 0:
         return Left(0.0, 0.0)
@@ -63,7 +71,7 @@ def time_left(points: Iterable[Point], rest: float, now: float, *, can_fall: boo
         if one.session == two.session and two.at > one.at and (can_fall or two.done >= one.done)
     ]
     measured_s = sum(seconds for seconds, _ in spans)
-    if measured_s < LEAST_S:
+    if measured_s < known_after_s:
         return Left(why=f"only {format_duration(measured_s)} of work were measured in the last day")
     paces = list(_paces(spans, measured_s / PARTS))
     usual = median(paces)

@@ -20,6 +20,7 @@ from stoker.store.record import read_whole
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.step_rows import rows_of
 
+DISK_KNOWN_AFTER_S = 3_600.0  # a file that was just built tells nothing of the days to come
 TAIL_BYTES = 4 << 20  # of a training log: some 12,000 rows
 
 
@@ -57,9 +58,13 @@ def times_left(pipeline: Pipeline, daemons: Mapping[str, Mapping[str, Any]]) -> 
             found["run"] = time_left(_steps(pipeline), rest, now)
         except (StokerError, OSError, ValueError) as error:  # the rest of the status is told all the same
             found["run"] = Left(why=str(error))
-    for disk, size in daemons.get(STAGE_SHARD, {}).get("body", {}).get("disks", {}).items():
+    shards = daemons.get(STAGE_SHARD, {})
+    # Nothing fills the disks of a pipeline that is stopped.
+    disks = shards.get("body", {}).get("disks", {}) if shards.get("running") else {}
+    for disk, size in disks.items():
         samples = _samples(pipeline.layout.samples(STAGE_SHARD), f"{disk}_free_bytes", sign=-1)
-        left = time_left(samples, size.get("free_bytes") or 0, now, can_fall=True)
+        free_bytes = size.get("free_bytes") or 0
+        left = time_left(samples, free_bytes, now, can_fall=True, known_after_s=DISK_KNOWN_AFTER_S)
         if left.least_s:
             found[f"{disk} disk"] = left
     return found

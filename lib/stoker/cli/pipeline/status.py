@@ -248,7 +248,8 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
     yield "gpus", gpus_line(body.get("gpus") or {})
     if body.get("plan_windows"):
         ahead = body.get("plan_windows_ahead")
-        text = f"{format_count(body['plan_windows'])} windows in {body['plan_entries']} entries"
+        entries = "1 entry" if body["plan_entries"] == 1 else f"{body['plan_entries']:,} entries"
+        text = f"{format_count(body['plan_windows'])} windows in {entries}"
         yield "plan", text if ahead is None else f"{text}, {format_count(ahead)} ahead"
     if audit := (body.get("figures") or {}).get("audit"):
         found = int(audit["findings"])
