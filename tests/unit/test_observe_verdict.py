@@ -95,6 +95,12 @@ def test_the_worst_of_what_is_found_is_the_verdict(given: Facts, grade: str, tex
     assert all(each.do and "FILE" not in each.do and "NAME" not in each.do for each in judged.hands)
 
 
+def test_a_run_that_has_not_begun_waits_for_what_its_supervisor_does() -> None:
+    daemons = {**facts().daemons, "train_supervisor": about(doing="waiting for 100 windows")}
+    judged = verdict(Facts("p", "/p.yaml", daemons))
+    assert (judged.grade, judged.text) == ("waits", "the run has not begun: waiting for 100 windows")
+
+
 @pytest.mark.parametrize(
     ("daemon", "body", "event"),
     [
