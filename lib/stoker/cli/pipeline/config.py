@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import pipeline_file, printable
+from stoker.cli.options import pipeline_file, print_json, printable
 from stoker.cli.pipeline.beside import linked_checkpoints, shared_ports, whole_run
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
 from stoker.cli.worker_jobs import WorkerFailed, Workers
@@ -81,6 +81,18 @@ def show(pipeline: Pipeline) -> None:
     It combines defaults, the file and STOKER_* variables; possible secrets are masked.
     """
     click.echo(effective_yaml(pipeline), nl=False)
+
+
+@config.command(epilog="Example: stoker config schema > /etc/stoker/schema.json")
+def schema() -> None:
+    """Print the JSON Schema of pipeline files, by which an editor completes and checks them.
+
+    The first line of a file names it to editors that have the YAML language server:
+    `# yaml-language-server: $schema=/etc/stoker/schema.json`.
+    """
+    from stoker.config.json_schema import json_schema
+
+    print_json(json_schema())
 
 
 def _summary(pipeline: Pipeline) -> str:
