@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 import yaml
+from schemalib import json_schema
 
 from stoker.cli.main import cli
-from stoker.config.json_schema import key_comments
 from stoker.config.load import load_pipeline
 from stoker.config.show import effective_yaml
 from stoker.config.sources import SOURCES
@@ -188,6 +188,19 @@ def comments(lines: list[str], node: ast.AnnAssign) -> str:
     return " ".join(above)
 
 
+def example_comments() -> dict[str, str]:
+    """Returns the comments of etc/fineweb.yaml by key, also of keys that are commented out there."""
+    found, path = dict[str, str](), list[tuple[int, str]]()
+    for line in (ROOT / "etc" / "fineweb.yaml").read_text().splitlines():
+        if match := re.match(r"( {0,12})(?:# ( *))?(\w+):(?!\S)(?:.*?\s# (.*))?", line):
+            indent = len(match[1]) + len(match[2] or "")
+            path = [*(each for each in path if each[0] < indent), (indent, match[3])]
+            found[".".join(name for _, name in path)] = match[4] or ""
+        elif path and (more := re.match(r" {20,}# (.*)", line)):
+            found[".".join(name for _, name in path)] += f" {more[1]}"
+    return found
+
+
 def defaults() -> dict[str, str]:
     """Returns the default of each key, in the notation of the file."""
     with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +227,7 @@ def configuration() -> str:
             for node in ast.parse(text).body
             if isinstance(node, ast.ClassDef)
         }
-    comment_of, default = key_comments(), defaults()
+    comment_of, default = example_comments(), defaults()
 
     def keys(section: str, prefix: str) -> Iterator[tuple[str, str, str, str]]:
         """Yields each key of a section: path, accepted values, default, meaning."""
@@ -325,7 +338,8 @@ def exit_codes() -> str:
 def pages() -> dict[Path, str]:
     """Returns the content of each page."""
     makers = (commands, configuration, events, metrics, exit_codes)
-    return {PAGES / f"{make.__name__.replace('_', '-')}.md": make() for make in makers}
+    made = {PAGES / f"{make.__name__.replace('_', '-')}.md": make() for make in makers}
+    return {**made, PAGES.parent / "pipeline.schema.json": json_schema(example_comments())}
 
 
 def main() -> int:

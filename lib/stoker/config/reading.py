@@ -18,7 +18,6 @@ from pydantic import (
     PlainSerializer,
     SerializationInfo,
     ValidationInfo,
-    WithJsonSchema,
 )
 
 from stoker.config import units
@@ -202,34 +201,16 @@ def _writer(write: Callable[[Any], str]) -> PlainSerializer:
     return PlainSerializer(serialized)
 
 
-def _in_json(pattern: str, *others: dict[str, Any]) -> WithJsonSchema:
-    """Returns what a JSON schema says of a text of this pattern, or of other types."""
-    return WithJsonSchema({"anyOf": [{"type": "string", "pattern": pattern}, *others]})
-
-
-_WHOLE: dict[str, Any] = {"type": "integer"}
-_COUNT, _SIZE = _in_json(units.COUNT_PATTERN, _WHOLE), _in_json(units.SIZE_PATTERN, _WHOLE)
-_Count = Annotated[int, BeforeValidator(read_count), _writer(units.write_count), _COUNT]
-_Size = Annotated[int, BeforeValidator(read_size), _writer(units.write_size), _SIZE]
-_Duration = Annotated[
-    float,
-    BeforeValidator(read_duration),
-    _writer(units.write_duration),
-    _in_json(units.DURATION_PATTERN, {"const": 0}),
-]
-Number = Annotated[float, BeforeValidator(read_number), _in_json(f"^{_NUMBER.pattern}$", {"type": "number"})]
+_Count = Annotated[int, BeforeValidator(read_count), _writer(units.write_count)]
+_Size = Annotated[int, BeforeValidator(read_size), _writer(units.write_size)]
+_Duration = Annotated[float, BeforeValidator(read_duration), _writer(units.write_duration)]
+Number = Annotated[float, BeforeValidator(read_number)]
 
 Text = Annotated[str, BeforeValidator(read_text)]
-Words = Annotated[
-    tuple[Annotated[str, BeforeValidator(read_word)], ...],
-    BeforeValidator(read_words),
-    _in_json("", {"type": "array", "items": {"type": ["string", "number", "boolean"]}}),
-]
+Words = Annotated[tuple[Annotated[str, BeforeValidator(read_word)], ...], BeforeValidator(read_words)]
 Name = Annotated[str, BeforeValidator(_name)]
 DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
-Flag = Annotated[
-    bool, BeforeValidator(read_flag), _in_json(f"^({'|'.join(_YES | _NO)})$", {"type": "boolean"})
-]
+Flag = Annotated[bool, BeforeValidator(read_flag)]
 FilePath = Annotated[Path, BeforeValidator(read_path)]
 Natural = Annotated[_Count, Field(ge=0)]
 Positive = Annotated[_Count, Field(ge=1)]
@@ -240,22 +221,10 @@ PositiveSeconds = Annotated[_Duration, Field(gt=0)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[Number, Field(ge=0, lt=1)]
-AutoOrCount = Annotated[
-    int | Literal["auto"],
-    BeforeValidator(read_auto_or_count),
-    _in_json(f"^auto$|{units.COUNT_PATTERN}", _WHOLE),
-]
-Precision = Annotated[
-    Literal["auto", "float32", "bfloat16"],
-    BeforeValidator(read_precision),
-    _in_json("^(auto|float32|fp32|bfloat16|bf16)$"),
-]
+AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(read_auto_or_count)]
+Precision = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(read_precision)]
 Devices = Annotated[Literal["auto"], BeforeValidator(read_devices)]
-Epochs = Annotated[
-    int | None,
-    BeforeValidator(read_epochs),
-    _in_json(f"^unlimited$|{units.COUNT_PATTERN}", _WHOLE, {"type": "null"}),
-]
+Epochs = Annotated[int | None, BeforeValidator(read_epochs)]
 Follow = Annotated[Literal[False, "new_commits"], BeforeValidator(read_follow)]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_DIGITS = r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*"
-_NUMBER = re.compile(_DIGITS + "([A-Za-z]*)")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-z]*)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 SIZE_UNITS = {"": 1, "B": 1, "kB": 1000}
@@ -15,9 +14,6 @@ SIZE_UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT",
 COUNT_UNITS = {"": 1, "K": 10**3, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 DURATION_UNITS: dict[str, int | Fraction]
 DURATION_UNITS = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400}
-# What a JSON schema says of the texts that are read here.
-SIZE_PATTERN, COUNT_PATTERN = (f"^{_DIGITS}({'|'.join(units)})$" for units in (SIZE_UNITS, COUNT_UNITS))
-DURATION_PATTERN = f"^(0|({_DURATION_PART.pattern})+)$"
 
 
 def _exactly(text: str, units: dict[str, int], what: str, hint: str) -> int:

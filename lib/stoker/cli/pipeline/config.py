@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import pipeline_file, print_json, printable
+from stoker.cli.options import pipeline_file, printable
 from stoker.cli.pipeline.beside import linked_checkpoints, shared_ports, whole_run
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
 from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.checks import Fault, disk_faults, disk_notes, notes
 from stoker.config.document import dotted
-from stoker.config.load import refuse
+from stoker.config.load import docs_dir, refuse
 from stoker.config.places import nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
@@ -90,9 +90,7 @@ def schema() -> None:
     The first line of a file names it to editors that have the YAML language server:
     `# yaml-language-server: $schema=/etc/stoker/schema.json`.
     """
-    from stoker.config.json_schema import json_schema
-
-    print_json(json_schema())
+    click.echo((docs_dir() / "pipeline.schema.json").read_text(encoding="utf-8"), nl=False)
 
 
 def _summary(pipeline: Pipeline) -> str:

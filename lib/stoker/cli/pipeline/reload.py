@@ -38,13 +38,17 @@ ANSWERS = ("reloaded", "reload_refused")
 @click.option(
     "--wait", "wait_s", type=FiniteRange(min=1), default=WAIT_S, help="The longest wait, in seconds."
 )
-def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
+@click.option("--dry-run", is_flag=True, help="Show the changed keys and when each counts; reload nothing.")
+def reload(pipeline: Pipeline, named: str | None, wait_s: float, *, dry_run: bool) -> int:
     """Reload the daemons of FILE's pipeline with the file and the code as they are now.
 
     Each running daemon checks both in a child first, and restarts in place without ending its trainer; the
     command waits until it is ready. Exit code 78: the file or the code is refused, with the line and the key;
     the daemon continues unchanged, and the daemons after it are not asked. 69: none runs. 75: one has not
     answered in time.
+
+    With --dry-run a key counts now (from the reload on), at the next launch of the trainer, only after a stop
+    and start, or is refused; exit code 78 for one of the last two, by which a reload is refused.
     """
     require_own_state(pipeline)
     asked = ORDER if named is None else (named.replace("-", "_"),)
@@ -57,11 +61,16 @@ def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
             f"{what} of pipeline {pipeline.name} runs with the state {pipeline.state}; what starts next "
             "reads the file as it is"
         )
+    if dry_run:
+        from stoker.cli.pipeline.reload_changes import show_changes
+
+        return show_changes(pipeline, running)
     for daemon, process in running.items():
         event = _reload(pipeline, daemon, process, until)
         keys = ", ".join(event.get("changed", ()))
         changed = f"changed: {keys}" if keys else "no key changed"
         click.echo(f"{daemon.replace('_', '-')}: reloaded, version {event.get('version')}, {changed}")
+    return 0
 
 
 def running_daemon(pipeline: Pipeline, daemon: str) -> ProcessId | None:
