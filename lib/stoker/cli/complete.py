@@ -1,62 +1,40 @@
 """What the shell completes besides words of the command line: names that the pipeline before them has.
 
-Found by file names alone. Where nothing can be read, nothing is offered.
+Found by the names of directories alone. Where nothing can be read, nothing is offered.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.store.errors import StokerError
-from stoker.store.layout import DAEMONS, StateLayout
 
-_STEP = re.compile(r"step-0*(\d+)")
-Offer = Callable[[click.Context, click.Parameter, str], list[str]]
+STEP = "step-"
 
 
-def runs(layout: StateLayout, _: str) -> Iterable[str]:
-    """Returns the names of the runs."""
-    return sorted(_names(layout.runs))
-
-
-def steps(layout: StateLayout, run: str) -> Iterable[str]:
-    """Returns the steps of a run's checkpoints, newest first."""
-    found = filter(None, map(_STEP.fullmatch, _names(layout.run(run).checkpoints)))
-    return sorted((match[1] for match in found), key=int, reverse=True)
-
-
-def quarantined(layout: StateLayout, _: str) -> Iterable[str]:
-    """Returns the names of what is in quarantine."""
-    return sorted(_names(layout.quarantine))
-
-
-def things(layout: StateLayout, run: str) -> Iterable[str]:
-    """Returns what `stoker describe` may be asked for and can be listed at once."""
-    daemons = [daemon.replace("_", "-") for daemon in DAEMONS]
-    return [*daemons, *steps(layout, run), *quarantined(layout, run)]
-
-
-def offer(names: Callable[[StateLayout, str], Iterable[str]]) -> Offer:
-    """Returns a completion by the FILE that stands before."""
+def offer(*kinds: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Returns a completion of these kinds (`run`, `step`, `quarantined`) by the FILE that stands before."""
 
     def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
         if (pipeline := _pipeline(context)) is None:
             return []
-        given = context.params.get("run")
-        run = given if isinstance(given, str) else pipeline.train.run
-        return [name for name in names(pipeline.layout, run) if name.startswith(begun)]
+        run, layout = context.params.get("run"), pipeline.layout
+        of_run = layout.run(run if isinstance(run, str) else pipeline.train.run)
+        sealed = sorted((name for name in _names(of_run.checkpoints) if name.startswith(STEP)), reverse=True)
+        steps = [name.removeprefix(STEP).lstrip("0") for name in sealed]
+        found = {"run": _names(layout.runs), "step": steps, "quarantined": _names(layout.quarantine)}
+        return [name for kind in kinds for name in found[kind] if name.startswith(begun)]
 
     return complete
 
 
 run_option = click.option(
-    "--run", shell_complete=offer(runs), help="Another run of this pipeline than the one the file names."
+    "--run", shell_complete=offer("run"), help="Another run of this pipeline than the one the file names."
 )
 
 
@@ -74,5 +52,5 @@ def _pipeline(context: click.Context) -> Any:
 
 def _names(directory: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        return [entry.name for entry in directory.iterdir() if entry.is_dir()]
+        return sorted(entry.name for entry in directory.iterdir() if entry.is_dir())
     return []
