@@ -8,6 +8,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.config.load import load_pipeline
+from support.fake_nvml import FakeDriver
 from support.terminal import FullScreen
 from support.waiting import LONG_S
 
@@ -16,7 +17,10 @@ def test_questions_are_asked_with_defaults_and_the_file_passes_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    terminal = FullScreen(["stoker", "init", "asked.yaml"], 80, 24, CUDA_VISIBLE_DEVICES="")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    driver = FakeDriver(tmp_path / "driver")
+    driver.cards(1)
+    terminal = FullScreen(["stoker", "init", "asked.yaml"], 80, 24, **driver.environ)
     try:
         for question, answer in {
             "a file of URLs: ": "text",
@@ -25,7 +29,7 @@ def test_questions_are_asked_with_defaults_and_the_file_passes_the_check(
             "on a local disk [asked/state]: ": "",
             "on the fastest disk [asked/hot]: ": "",
             "empty for none: ": "",
-            "Model (tiny, demo, 124m, 474m) [demo]: ": "tny",
+            "Model (tiny, demo, 124m, 474m) [474m]: ": "tny",
             "'tny' is not one of": "tiny",
             "Tokens to train on [15M]: ": "many",
             "'many' is not a whole number": "20M",
@@ -36,6 +40,7 @@ def test_questions_are_asked_with_defaults_and_the_file_passes_the_check(
         assert terminal.process.wait(LONG_S) == 0
     finally:
         terminal.close()
+    assert "a GPU of 80.0 GiB" in Path("asked.yaml").read_text()
     assert exit_code(["config", "check", "asked.yaml"]) == 0
     pipeline = load_pipeline("asked.yaml", {})
     assert (pipeline.train.tokens, pipeline.train.model.layers) == (20_000_000, 2)

@@ -43,9 +43,11 @@ class Site:
 def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Site]:
     site = Site(tmp_path / "site", capsys)
     with ExitStack() as stack:
-        for daemon in DAEMONS:
-            site.daemons[daemon] = site.data.start(daemon)
-            stack.callback(site.daemons[daemon].stop)
+        with pytest.MonkeyPatch.context() as theirs:  # as from a unit's environment file
+            theirs.setenv("STOKER_DOWNLOAD__ATTEMPTS", "7")
+            for daemon in DAEMONS:
+                site.daemons[daemon] = site.data.start(daemon)
+                stack.callback(site.daemons[daemon].stop)
         yield site
 
 

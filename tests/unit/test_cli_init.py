@@ -75,29 +75,30 @@ def test_flags_alone_make_a_commented_file_that_passes_the_check(
     words = ["init", "own run.yaml", "--source", 'the "source"', "--text-column", "text", "--warm", "big"]
     assert exit_code(words) == 64
     assert "nothing is written: own run.yaml:4: name: 'own run' is not a name" in capsys.readouterr().err
-    words[1] = "own.yaml"
+    Path("files").mkdir()
+    words[1] = "files/own.yaml"
     words += ["--model", "tiny", "--tokens", "20M", "--hot", "fast", "--tokenizer", ""]
     assert exit_code(words) == 0
     told = capsys.readouterr().out.splitlines()
     assert told == [
-        "wrote own.yaml; next:",
-        *(f"  stoker {one} own.yaml" for one in ("config check", "doctor", "run")),
+        "wrote files/own.yaml; next:",
+        *(f"  stoker {one} files/own.yaml" for one in ("config check", "doctor", "run")),
     ]
-    assert exit_code(["config", "check", "own.yaml"]) == 0
+    assert exit_code(["config", "check", "files/own.yaml"]) == 0
     assert "own version 1 -> run main: 9765 steps, 20.0 M tokens" in capsys.readouterr().out
-    pipeline = load_pipeline("own.yaml", {})
+    pipeline = load_pipeline("files/own.yaml", {})
     assert (pipeline.state, pipeline.hot, pipeline.warm) == (
-        tmp_path / "own" / "state",
+        tmp_path / "files" / "own" / "state",
         tmp_path / "fast",
         tmp_path / "big",
     )
-    text = Path("own.yaml").read_text()
+    text = Path("files/own.yaml").read_text()
     assert all(
         "    # " in line for line in text.splitlines() if line.startswith(("name", "state", "hot", "warm"))
     )
     assert exit_code(words) == 64
-    assert "own.yaml: it exists; name another file" in capsys.readouterr().err
-    assert Path("own.yaml").read_text() == text
+    assert "files/own.yaml: it exists; name another file" in capsys.readouterr().err
+    assert Path("files/own.yaml").read_text() == text
 
 
 @pytest.mark.parametrize(
