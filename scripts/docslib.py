@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import yaml
+from schemalib import json_schema
 
 from stoker.cli.main import cli
 from stoker.config.load import load_pipeline
@@ -337,7 +338,8 @@ def exit_codes() -> str:
 def pages() -> dict[Path, str]:
     """Returns the content of each page."""
     makers = (commands, configuration, events, metrics, exit_codes)
-    return {PAGES / f"{make.__name__.replace('_', '-')}.md": make() for make in makers}
+    made = {PAGES / f"{make.__name__.replace('_', '-')}.md": make() for make in makers}
+    return {**made, PAGES.parent / "pipeline.schema.json": json_schema(example_comments())}
 
 
 def main() -> int:

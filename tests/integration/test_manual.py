@@ -16,6 +16,7 @@ from support.training import TrainPipeline, make_training
 
 # What has no end, needs torch, other files or a file in /etc/stoker, and who types it.
 ELSEWHERE = {
+    "init": "integration/test_init.py",
     "run": "integration/test_stoker_run.py",
     "watch": "integration/test_cli_watch.py",
     "download": "integration/test_cli_download.py",

@@ -43,14 +43,24 @@ class Site:
 def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Site]:
     site = Site(tmp_path / "site", capsys)
     with ExitStack() as stack:
-        for daemon in DAEMONS:
-            site.daemons[daemon] = site.data.start(daemon)
-            stack.callback(site.daemons[daemon].stop)
+        with pytest.MonkeyPatch.context() as theirs:  # as from a unit's environment file
+            theirs.setenv("STOKER_DOWNLOAD__ATTEMPTS", "7")
+            for daemon in DAEMONS:
+                site.daemons[daemon] = site.data.start(daemon)
+                stack.callback(site.daemons[daemon].stop)
         yield site
 
 
 def test_a_reload_returns_the_verdict_once_each_daemon_is_ready_again(site: Site) -> None:
     pids = {daemon: running(site.data, daemon) for daemon in DAEMONS}
+    assert site.reload("--dry-run", supervise__hang_limit="17m", train__steps=20) == 0
+    assert rows(site.told()) == [
+        ["key", "now", "in the file", "counts"],
+        ["train.steps", "10", "20", "next launch"],
+        ["supervise.hang_limit", "15m", "17m", "now"],
+    ]
+    assert site.count("reloaded") == dict.fromkeys(DAEMONS, 0)
+
     assert site.reload(supervise__hang_limit="17m") == 0
     assert re.fullmatch(
         r"(\S+: reloaded, version \S+, changed: supervise\.hang_limit\n){3}", told := site.told()
@@ -61,6 +71,19 @@ def test_a_reload_returns_the_verdict_once_each_daemon_is_ready_again(site: Site
     assert site.reload("--daemon", "stage-shard", supervise__hang_limit="17m") == 0
     assert site.told().endswith(", no key changed\n")
     assert [site.data.status(daemon)["reloads"] for daemon in DAEMONS] == [1, 2, 1]
+
+    # What counts is what the daemons have now.
+    assert site.reload("--dry-run", supervise__hang_limit="17m") == 0
+    assert site.told() == "no key changed\n"
+    assert site.reload("--dry-run", train__seed=7, stage={"settle": "0s", "free_floor": "900TiB"}) == 78
+    refused = {key: why for key, _, _, why in rows(site.told())[1:]}
+    assert refused.pop("train.seed").startswith("stop and start: a reload cannot change it; put the old")
+    assert refused.pop("stage.free_floor").startswith("refused: 900.0 TiB are to stay free")
+    assert refused == {"supervise.hang_limit": "now"}
+    assert (
+        site.reload("--dry-run", "--daemon", "stage-shard", train__seed=7, supervise__hang_limit="17m") == 0
+    )
+    assert rows(site.told())[1:] == [["train.seed", "1", "7", "now"]]
 
     # The supervisor, which refuses most, is asked first: then none has changed.
     reloaded = site.count("reloaded")
@@ -81,6 +104,11 @@ def test_a_reload_returns_the_verdict_once_each_daemon_is_ready_again(site: Site
     finally:
         os.kill(stopped.pid, signal.SIGCONT)
     assert f"the stage-shard (pid {stopped.pid}) has not answered yet" in site.told()
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of a table."""
+    return [re.split("  +", line) for line in text.splitlines()]
 
 
 def running(data: DataPipeline, daemon: str) -> int:

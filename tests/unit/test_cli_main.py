@@ -103,7 +103,7 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
     ("words", "told"),
     [
         (["confg"], "No such command 'confg'; did you mean 'config'?"),
-        (["zzz"], "No such command 'zzz'; there are run, watch, status, "),
+        (["zzz"], "No such command 'zzz'; there are init, run, watch, status, "),
         (
             ["checkpoint", "generate", "/nowhere/step-000000005"],
             "step-000000005 does not exist; `ls /nowhere` shows",

@@ -10,12 +10,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from stoker.config.changes import changes
 from stoker.config.load import load_pipeline
 from stoker.kit.handover import VERSION
 from stoker.store.errors import ConfigError, UnknownFormat
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.supervise.state import Phase, RunState
-from stokerd.common.check_reload import changes, main
+from stokerd.common.check_reload import main
 from support.pipelines import make_pipeline
 
 NOW = RunState(Phase.CLEANING, 0.0).record()

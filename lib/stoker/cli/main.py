@@ -20,6 +20,7 @@ EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_IO = 64, 130, 143, 74
 # words: (module of stoker.cli, help); a module is imported only when its command is called. The command of an
 # extra is "module:command"; a copy of Stoker without the extra's folder has no such command.
 COMMANDS = {
+    "init": ("pipeline.init", "Write a pipeline file for this machine, by questions or options."),
     "run": ("pipeline.run", "Run a pipeline's three daemons in the foreground."),
     "watch": ("pipeline.watch", "Keep a command of your own running, without a file."),
     "status": ("pipeline.status", "Show whether all is well, what each daemon does, the data and the run."),
@@ -67,7 +68,7 @@ COMMANDS = {
     "version": ("main", "Show the version of Stoker."),
 }
 SECTIONS = {
-    "Start": "run watch",
+    "Start": "init run watch",
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "audit verify replay",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,24 @@ def effective_yaml(pipeline: Pipeline) -> str:
         default_flow_style=False,
     )
     return text
+
+
+def recorded(pipeline: Pipeline) -> dict[str, Any]:
+    """Returns the whole configuration for a record, without secrets.
+
+    A masked value has 16 bits of a checksum: enough that another secret shows, too few to find it by.
+    """
+
+    def marked(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: marked(key, inner) for key, inner in value.items()}
+        shown = json.dumps(masked(name, value), ensure_ascii=False)
+        if shown == (whole := json.dumps(value, ensure_ascii=False)):
+            return value
+        return f"{shown} #{zlib.crc32(whole.encode()) & 0xFFFF:04x}"
+
+    shown: dict[str, Any] = marked("", pipeline.model_dump(mode="json", context=AS_WRITTEN))
+    return shown
 
 
 def _leave_out(shown: dict[str, Any], *keys: str) -> None:

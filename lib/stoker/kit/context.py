@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
+from stoker.config.show import recorded
 from stoker.kit.events import Events, Log
 from stoker.kit.handover import Handover, become, signals_blocked
 from stoker.kit.loop import Waiter
@@ -206,6 +207,11 @@ class DaemonContext:
         }
         self._write(self._target, [target], TARGET_MODE)
         self.write_snapshot("starting")
+
+    def write_configuration(self) -> None:
+        """Writes what this daemon's configuration is, for `stoker reload --dry-run`."""
+        body = {"v": 1, "pid": self._me.pid, "config": recorded(self.pipeline)}
+        self._write(self.runtime.configuration(self.name), body)
 
     def remove_target(self) -> None:
         """Removes the target file: an orderly stop is no outage."""

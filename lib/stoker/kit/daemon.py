@@ -184,6 +184,7 @@ def _run(context: DaemonContext, work: Work, lock: Lock) -> int:
                 context.events.record("daemon_crash_loop", message=str(ends), ends=ends.ends)
         else:
             context.events.record("reloaded", version=context.version, **before.daemon["event"])
+        context.write_configuration()
         _look_at_unit(context)
         code = _work(work, context)
     finally:

@@ -171,6 +171,12 @@ def processes_with_environment(name: str, value: str) -> list[ProcessId]:
     return found
 
 
+def environment_of(process: ProcessId) -> dict[str, str]:
+    """Returns the environment that a process was started with. Raises OSError for another user's."""
+    pairs = (each.partition("=") for each in os.fsdecode(_read(f"/proc/{process.pid}/environ")).split("\0"))
+    return {name: value for name, _, value in pairs if name}
+
+
 def signal_process(process: ProcessId, signum: int) -> bool:
     """Sends a signal to exactly this process; False when the process is gone; may raise PermissionError."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def _read(layout: StateLayout, daemon: str) -> dict[str, Any]:
         raise StorageError(f"cannot read {path}; {advice}", error.errno) from error
     running = holder is not None and holder.purpose == daemon
     last = holder or read_contents(path)
-    body, silent_s = _snapshot(last, daemon), 0.0
+    body, silent_s = _read_runtime(last, lambda runtime: runtime.status(daemon)), 0.0
     with contextlib.suppress(KeyError, TypeError, ValueError):  # no snapshot, or another version's
         silent_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(body["time"])).total_seconds())
     return {
@@ -48,12 +49,21 @@ def _read(layout: StateLayout, daemon: str) -> dict[str, Any]:
     }
 
 
-def _snapshot(holder: Holder, daemon: str) -> dict[str, Any]:
+def read_configuration(layout: StateLayout, daemon: str) -> dict[str, Any] | None:
+    """Returns the configuration of a running daemon (`stoker.config.show.recorded`); None: not known."""
+    if (holder := read_holder(layout.lock(daemon))) is None:
+        return None
+    body = _read_runtime(holder, lambda runtime: runtime.configuration(daemon))
+    config: dict[str, Any] | None = body.get("config") if body.get("pid") == holder.pid else None
+    return config
+
+
+def _read_runtime(holder: Holder, place: Callable[[RuntimeLayout], Path]) -> dict[str, Any]:
     root = holder.extra.get("runtime")
     if not isinstance(root, str) or not root:
         return {}
     try:
-        with RuntimeLayout.at(Path(root)).status(daemon).open("rb") as stream:
+        with place(RuntimeLayout.at(Path(root))).open("rb") as stream:
             body = parse_json(stream.read(SNAPSHOT_LIMIT))
     except (OSError, ValueError):  # a reboot deleted it, or another user's private directory hides it
         return {}

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
+from stoker.cli.complete import offer
 from stoker.cli.options import json_option, planned_file, print_json, printable
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
@@ -22,8 +23,8 @@ from stoker.supervise.run.record import Identity
 
 @click.command(epilog="Example: stoker data batch /etc/stoker/fineweb.yaml main 1200 --show")
 @planned_file
-@click.argument("run")
-@click.argument("step", type=int)
+@click.argument("run", shell_complete=offer("run"))
+@click.argument("step", type=int, shell_complete=offer("step"))
 @click.option("--timeline", type=int, help="An abandoned timeline; without it the current one.")
 @click.option("--show", is_flag=True, help="Print the text of each window too.")
 @json_option

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stoker.cli.complete import run_option
 from stoker.cli.options import answer, json_option, planned_file
 from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
@@ -34,7 +35,7 @@ LINE = "{:>5}  {:>5}  {:>5}  {:>7}  {:>11}  {:>7}  {}"
 
 @click.command(epilog="Example: stoker data plan /etc/stoker/fineweb.yaml")
 @planned_file
-@click.option("--run", help="Another run of this pipeline than the one the file names.")
+@run_option
 @click.option("--all", "whole", is_flag=True, help="Every entry, not only those around the position.")
 @json_option
 def plan(pipeline: Pipeline, run: str | None, whole: bool, as_json: bool) -> None:

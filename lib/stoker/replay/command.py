@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from stoker.cli.complete import offer
 from stoker.cli.options import PATH, answer, json_option, planned_file, plural
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
@@ -25,7 +26,7 @@ TELL_EVERY_S = 5.0
 
 @click.command(epilog="Example: stoker replay /etc/stoker/fineweb.yaml main /scratch/replay --to 2000")
 @planned_file
-@click.argument("run")
+@click.argument("run", shell_complete=offer("run"))
 @click.argument("out", type=PATH)
 @click.option("--to", type=click.IntRange(1), help="Stop at this step instead of the newest checkpoint's.")
 @json_option

@@ -236,6 +236,10 @@ class RuntimeLayout:
         """Returns the status file of a daemon."""
         return self.root / "status" / f"{daemon}.json"
 
+    def configuration(self, daemon: str) -> Path:
+        """Returns the file of the configuration that a daemon has."""
+        return self.root / "status" / f"{daemon}.config.json"
+
     def notify_socket(self, run: str) -> Path:
         """Returns the datagram socket for the messages of a run's trainer."""
         return self.root / f"{run}.sock"

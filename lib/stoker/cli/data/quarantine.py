@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from stoker.cli.ask_daemon import ask
+from stoker.cli.complete import offer
 from stoker.cli.options import did_you_mean, json_option, one_line, pipeline_file, print_json
 from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
@@ -33,7 +34,7 @@ from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 
 EXIT_FINDING, EXIT_REFUSED, EXIT_AGAIN = 1, 65, 75
 SEE = "`stoker quarantine list` shows what there is"
-IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=offer("quarantined"))
 MARKS = ("released", "dropping", "dropped")  # shown as its state
 YES = click.option("--yes", is_flag=True, help="Do it for all that a pattern stands for.")
 

@@ -21,7 +21,7 @@ from stoker.cli.pipeline.prospects import disappointments, of_text, training_day
 from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.checks import Fault, disk_faults, disk_notes, notes
 from stoker.config.document import dotted
-from stoker.config.load import refuse
+from stoker.config.load import docs_dir, refuse
 from stoker.config.places import nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
@@ -81,6 +81,16 @@ def show(pipeline: Pipeline) -> None:
     It combines defaults, the file and STOKER_* variables; possible secrets are masked.
     """
     click.echo(effective_yaml(pipeline), nl=False)
+
+
+@config.command(epilog="Example: stoker config schema > /etc/stoker/schema.json")
+def schema() -> None:
+    """Print the JSON Schema of pipeline files, by which an editor completes and checks them.
+
+    The first line of a file names it to editors that have the YAML language server:
+    `# yaml-language-server: $schema=/etc/stoker/schema.json`.
+    """
+    click.echo((docs_dir() / "pipeline.schema.json").read_text(encoding="utf-8"), nl=False)
 
 
 def _summary(pipeline: Pipeline) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stoker.cli.complete import offer
 from stoker.cli.options import did_you_mean, json_option, pipeline_file, plural, print_json
 from stoker.cli.pipeline import describe_things as things
 from stoker.cli.pipeline.described import Description, Question
@@ -36,7 +37,7 @@ KINDS: dict[str, Callable[[Question], Description | None]] = {
 
 @click.command(epilog="Example: stoker describe /etc/stoker/fineweb.yaml 000_00012.parquet")
 @pipeline_file
-@click.argument("thing")
+@click.argument("thing", shell_complete=offer("step", "quarantined"))
 @json_option
 def describe(pipeline: Pipeline, thing: str, as_json: bool) -> None:
     """Show what is known of THING, what happened to it, what comes next, and what you can do.

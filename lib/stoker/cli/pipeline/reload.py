@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,19 +12,25 @@ from typing import Any
 import click
 
 from stoker.cli.ask_daemon import POLL_S
-from stoker.cli.options import FiniteRange, pipeline_file
+from stoker.cli.options import FiniteRange, one_line, pipeline_file
+from stoker.config.changes import KEPT, WHEN, When, changed_keys, is_of
 from stoker.config.checks import Fault
-from stoker.config.load import refuse
+from stoker.config.document import dotted
+from stoker.config.load import load_pipeline, refuse
 from stoker.config.schema import Pipeline
+from stoker.config.show import recorded
 from stoker.kit.events import EventTail
+from stoker.kit.handover import VARIABLE
 from stoker.kit.lock import read_holder, require_own_state
-from stoker.kit.process import ProcessId, signal_process
-from stoker.observe.status import read_status
+from stoker.kit.process import ProcessId, environment_of, signal_process
+from stoker.observe.status import read_configuration, read_status
 from stoker.store.errors import ConfigError, Transient, UnavailableError
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 
 ORDER = (TRAIN_SUPERVISOR, STAGE_SHARD, DOWNLOAD_WATCHDOG)  # first the one that refuses what the others would
 WAIT_S = 80.0  # less than the 90 s that systemd allows for a reload
+HEAD = ("key", "now", "in the file", "counts")
+MOST_CHARS = 40  # of a value: a command may be as long as it likes
 ANSWERS = ("reloaded", "reload_refused")
 
 
@@ -38,13 +45,17 @@ ANSWERS = ("reloaded", "reload_refused")
 @click.option(
     "--wait", "wait_s", type=FiniteRange(min=1), default=WAIT_S, help="The longest wait, in seconds."
 )
-def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
+@click.option("--dry-run", is_flag=True, help="Show the changed keys and when each counts; reload nothing.")
+def reload(pipeline: Pipeline, named: str | None, wait_s: float, *, dry_run: bool) -> int:
     """Reload the daemons of FILE's pipeline with the file and the code as they are now.
 
     Each running daemon checks both in a child first, and restarts in place without ending its trainer; the
     command waits until it is ready. Exit code 78: the file or the code is refused, with the line and the key;
     the daemon continues unchanged, and the daemons after it are not asked. 69: none runs. 75: one has not
     answered in time.
+
+    With --dry-run a key counts now (from the reload on), at the next launch of the trainer, only after a stop
+    and start, or is refused; exit code 78 for one of the last two, by which a reload is refused.
     """
     require_own_state(pipeline)
     asked = ORDER if named is None else (named.replace("-", "_"),)
@@ -57,11 +68,14 @@ def reload(pipeline: Pipeline, named: str | None, wait_s: float) -> None:
             f"{what} of pipeline {pipeline.name} runs with the state {pipeline.state}; what starts next "
             "reads the file as it is"
         )
+    if dry_run:
+        return _show_changes(pipeline, running)
     for daemon, process in running.items():
         event = _reload(pipeline, daemon, process, until)
         keys = ", ".join(event.get("changed", ()))
         changed = f"changed: {keys}" if keys else "no key changed"
         click.echo(f"{daemon.replace('_', '-')}: reloaded, version {event.get('version')}, {changed}")
+    return 0
 
 
 def running_daemon(pipeline: Pipeline, daemon: str) -> ProcessId | None:
@@ -113,3 +127,51 @@ def _reload(pipeline: Pipeline, daemon: str, process: ProcessId, until: float) -
 def _snapshot(pipeline: Pipeline, daemon: str) -> Mapping[str, Any]:
     body: Mapping[str, Any] = read_status(pipeline.layout)[daemon]["body"]
     return body
+
+
+def _show_changes(pipeline: Pipeline, running: Mapping[str, ProcessId]) -> int:
+    """Prints a table of the changed keys; returns the exit code that a reload would have."""
+    from stoker.cli.pipeline.config import findings
+
+    asked = load_pipeline(pipeline.file, _environment(next(iter(running.values()))))
+    now, rows = recorded(asked), dict[str, tuple[str, str, When]]()
+    for daemon in running:
+        if (before := read_configuration(pipeline.layout, daemon)) is None:
+            name = daemon.replace("_", "-")
+            why = "does not tell its configuration; reload it once, or become its user"
+            raise UnavailableError(f"the {name} {why}")
+        for key, when in changed_keys(daemon, before, now).items():
+            if key not in rows or WHEN.index(when) > WHEN.index(rows[key][2]):
+                rows[key] = _value(before, key), _value(now, key), when
+    if not rows:
+        click.echo("no key changed")
+        return 0
+    refused = {dotted(fault.path): fault.text for fault in findings(asked)[0]}
+    table = [HEAD, *((key, old, new, _counts(key, when, refused)) for key, (old, new, when) in rows.items())]
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    for row in table:
+        click.echo("  ".join((*map(str.ljust, row, widths), row[3])))
+    is_refused = any(row[3].startswith(WHEN[2:]) for row in table)
+    return ConfigError.exit_code if is_refused else 0
+
+
+def _counts(key: str, when: When, refused: Mapping[str, str]) -> str:
+    """Returns from when on a key counts, or why it never does: what a daemon's start refuses is worse."""
+    reasons = [text for other, text in refused.items() if is_of(key, (other,))]
+    return f"refused: {one_line(reasons[0])}" if reasons else f"{when}: {KEPT}" if when == WHEN[2] else when
+
+
+def _environment(process: ProcessId) -> Mapping[str, str]:
+    """Returns the variables by which a daemon reads the file; this process's where it is another user's."""
+    try:
+        return {name: value for name, value in environment_of(process).items() if name != VARIABLE}
+    except OSError:
+        return os.environ
+
+
+def _value(config: Mapping[str, Any], key: str) -> str:
+    found: Any = config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    text = one_line(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."

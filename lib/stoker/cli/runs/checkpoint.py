@@ -12,6 +12,7 @@ import click
 from stoker.checkpoints.format import BODY, known_step
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.checkpoints.retention import CheckpointEntry, counts, find_checkpoints
+from stoker.cli.complete import run_option
 from stoker.cli.options import answer, json_option, pipeline_file, plural
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
@@ -30,7 +31,7 @@ HEAD = ("step", "timeline", "size", "age", "loss", "held-out", "")
 
 @click.command("list", epilog="Example: stoker checkpoint list /etc/stoker/fineweb.yaml")
 @pipeline_file
-@click.option("--run", help="Another run of this pipeline than the one the file names.")
+@run_option
 @json_option
 def list_(pipeline: Pipeline, run: str | None, as_json: bool) -> None:
     """Show each checkpoint of the run.

@@ -9,6 +9,7 @@ import click
 
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.cli.ask_daemon import ask
+from stoker.cli.complete import offer
 from stoker.cli.options import TEXT, json_option, pipeline_file, planned_file, plural, print_json
 from stoker.cli.which_run import read_identity
 from stoker.config.schema import Pipeline
@@ -38,7 +39,7 @@ def _spans(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list
 
 @click.command(epilog="Example: stoker rollback /etc/stoker/fineweb.yaml 9000 --skip 9200:9300")
 @pipeline_file
-@click.argument("step", type=click.IntRange(min=0))
+@click.argument("step", type=click.IntRange(min=0), shell_complete=offer("step"))
 @click.option(
     "--skip",
     "spans",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stoker.cli.complete import run_option
 from stoker.cli.options import answer, json_option, pipeline_file
 from stoker.cli.pipeline.status import spent_line
 from stoker.cli.which_run import read_identity
@@ -25,7 +26,7 @@ LINE = "{:<25}{:>12}{:>20}{:>6} {}"  # 80 columns; a launch's name has its begin
 
 @click.command(epilog="Example: stoker runs /etc/stoker/fineweb.yaml")
 @pipeline_file
-@click.option("--run", help="Another run of this pipeline than the one the file names.")
+@run_option
 @json_option
 def runs(pipeline: Pipeline, run: str | None, as_json: bool) -> None:
     """Show each launch: when, how long, its steps, its goodput, the class of its end; what of it was lost.

@@ -1,0 +1,109 @@
+"""`stoker init`: writes a pipeline file for this machine, by questions or by options."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.cli.options import PATH, TEXT, F, one_line
+from stoker.cli.pipeline.init_sizes import TOKENS, gpu_bytes, measured, model_for, sized
+from stoker.config.load import load_pipeline
+from stoker.config.units import format_bytes, parse_count, write_count
+from stoker.store.errors import ConfigError, UsageError
+from stoker.store.files import write_atomic
+
+HUB = "hf://"
+
+
+class Question(click.Option):
+    """An option that is asked for on a terminal; elsewhere it has its default."""
+
+    def prompt_for_value(self, ctx: click.Context) -> Any:
+        """Returns the answer, or the default."""
+        if sys.stdin.isatty():
+            return super().prompt_for_value(ctx)
+        if self.required:
+            raise click.MissingParameter(ctx=ctx, param=self)
+        return self.get_default(ctx)
+
+
+def _question(name: str, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+    about = {"prompt": text, "help": f"{text}.", "required": default is None, "show_default": bool(default)}
+    return click.option(name, cls=Question, default=default, **{"type": TEXT, **about, **more})
+
+
+def _answer(name: str) -> Any:
+    return click.get_current_context().params[name]
+
+
+def _beside(directory: str) -> Callable[[], str]:
+    return lambda: str(_answer("out").with_suffix("") / directory)
+
+
+def _new_file(_: click.Context, __: click.Parameter, out: Path) -> Path:
+    if os.path.lexists(out) or not out.absolute().parent.is_dir():
+        why = "it exists" if os.path.lexists(out) else "there is no such directory"
+        raise click.BadParameter(f"{out}: {why}; name another file")
+    return out
+
+
+def _count(_: click.Context, __: click.Parameter, text: str | int) -> int:
+    try:
+        return parse_count(str(text))
+    except ValueError as problem:
+        raise click.BadParameter(str(problem)) from problem
+
+
+@click.command(epilog="Example: stoker init mine.yaml --source /data/parquet")
+@click.argument("out", metavar="[OUT.yaml]", default="mine.yaml", type=PATH, callback=_new_file)
+@_question("--source", "Folder of parquet, hf://OWNER/NAME of a hub, or a file of URLs")
+@_question("--text-column", "Column that holds the text", "text")
+@_question("--tokenizer", "A tokenizer.json; empty to train one", "")
+@_question("--state", "Directory of records and checkpoints, on a local disk", _beside("state"))
+@_question("--hot", "Directory of the data in work, on the fastest disk", _beside("hot"))
+@_question("--warm", "Directory on a big slow disk; empty for none", "")
+@_question("--model", "Model", lambda: model_for(gpu_bytes()), type=click.Choice([*TOKENS]))
+@_question("--tokens", "Tokens to train on", lambda: TOKENS[_answer("model")], callback=_count)
+def init(out: Path, source: str, text_column: str, tokens: int, **given: str) -> None:
+    """Write a pipeline file, sized for this machine, with a comment at its keys.
+
+    On a terminal what no option says is asked; elsewhere it has its default, and only --source must be there.
+    The pipeline has the name of the file, mine.yaml where none is given. A file that exists is never
+    overwritten (exit code 64). For a trainer of your own, `stoker watch --save` writes one.
+    """
+    model = given.pop("model")
+    values = {key: value and str(Path(value).expanduser().absolute()) for key, value in given.items()}
+    place = Path(source).expanduser().absolute()
+    kind = "hub" if source.startswith(HUB) else "urls" if place.is_file() else "folder"
+    values |= {"kind": kind, "place": source.removeprefix(HUB) if kind == "hub" else str(place)}
+    values |= {"name": out.stem, "text_column": text_column, "tokens": write_count(tokens), "model": model}
+    machine = measured(Path(values["hot"]))
+    sizes = sized(machine, tokens, has_warm=bool(values["warm"]))
+    _write(out.absolute(), {"machine": machine, "is_small": model in ("tiny", "demo"), **values, **sizes})
+    shown = one_line(shlex.quote(str(out)))
+    commands = (f"  stoker {command} {shown}" for command in ("config check", "doctor", "run"))
+    click.echo("\n".join((f"wrote {shown}; next:", *commands)))
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    """Writes the file once it loads; raises UsageError for an answer that no pipeline can have."""
+    from jinja2 import Environment, FileSystemLoader
+
+    made = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True)  # noqa: S701 - YAML
+    made.filters["size"] = format_bytes
+    data = made.get_template("init.yaml").render(values).encode() + b"\n"
+    with tempfile.TemporaryDirectory(prefix="stoker-init-") as folder:
+        trial = Path(folder) / file.name
+        write_atomic(trial, data)
+        try:
+            load_pipeline(trial)
+        except ConfigError as problem:
+            raise UsageError(f"nothing is written: {str(problem).replace(f'{folder}/', '')}") from problem
+    write_atomic(file, data)
