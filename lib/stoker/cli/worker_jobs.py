@@ -8,7 +8,7 @@ from typing import Any
 from stoker.kit.loop import Waiter
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Activity, WorkerPool
-from stoker.store.errors import StokerError
+from stoker.store.errors import StokerError, UnavailableError
 
 LOOK_S = 0.5
 EXIT_UNAVAILABLE = 69
@@ -52,4 +52,6 @@ class Workers:
                     raise WorkerFailed(what, ended)
                 if ended is not None and ended.result is not None:
                     return ended.result
+            if self._pool[what].abandoned:
+                raise UnavailableError(f"{what}: a file system or a driver does not answer; check dmesg")
             self._pool.wait(LOOK_S)
