@@ -33,7 +33,7 @@ JOURNAL_S = 5.0
 SHORTEST = 6  # a shorter value of an environment variable may be any word
 NAMED = r"token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
 _SECRET_NAME = re.compile(NAMED, re.IGNORECASE)
-_HOMES = re.compile(r"/(?:home|Users)/[^/\s\"'\\:,]+|/root(?=[/\s\"'\\:,]|$)")
+_HOMES = r"/(?:home|Users)/[^/\s\"'\\:,]+|/root"
 _SECRETS = tuple(  # what stays, then what is masked
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -56,7 +56,8 @@ def mask(text: str, *secrets: str, environ: Mapping[str, str] = os.environ) -> s
             text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
     for pattern in _SECRETS:
         text = pattern.sub(rf"\1{MASK}", text)
-    return _HOMES.sub("~", text.replace(f"{Path.home()}/", "~/"))
+    own = re.escape(str(Path.home()))
+    return re.sub(rf"(?<![\w.~-])(?:{own}|{_HOMES})(?![\w.-])", "~", text)
 
 
 def member_text(name: str, pipeline: Pipeline) -> str:

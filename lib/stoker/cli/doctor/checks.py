@@ -9,9 +9,9 @@ import itertools
 import os
 import resource
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -45,7 +45,7 @@ from stoker.systemd.drop_ins import differences
 from stoker.systemd.units import SYSTEM, account, account_of, allows, users_manager
 
 Outcome = Literal["broken", "warning", "skipped", "ok"]  # from the worst to the best
-ANSWERS_S, SOURCE_S = 5.0, 9.0  # that a directory, a driver or a page of metrics has; and a source
+ANSWERS_S, SOURCE_S = 5.0, 7.0  # that a directory, a driver or a page of metrics has; and a source
 BEHIND_S, FAR_BEHIND_S = 60.0, 86_400.0
 FEW = {"instances": 8, "watches": 256}  # of inotify: three daemons and what else a person runs take that
 GPUS = Activity("gpus", "stoker.observe.gpu_worker", silent_s=ANSWERS_S)
@@ -71,27 +71,25 @@ def told(outcome: Outcome, text: str) -> Finding:
     return Finding(outcome, what or do, do if what else "")
 
 
-def mounts(pipeline: Pipeline) -> list[Finding]:
-    """Returns the directories that do not answer, each by its key; a hung mount keeps one thread."""
-    silent = dict.fromkeys(places(pipeline), f"does not answer within {ANSWERS_S:.0f} s")
+def mounts(pipeline: Pipeline) -> Iterator[Finding]:
+    """Yields the directories that do not answer, each by its key; a hung one keeps a thread until the end."""
+    asking = ThreadPoolExecutor()
+    answers = {key: asking.submit(_failure, place) for key, place in places(pipeline).items()}
+    wait(answers.values(), ANSWERS_S)
+    for key, answer in answers.items():
+        why = answer.result() if answer.done() else f"does not answer within {ANSWERS_S:.0f} s"
+        if why:
+            yield Finding("broken", f"{key}: {places(pipeline)[key]} {why}")
 
-    def ask(key: str, path: Path) -> None:
-        why = ""
-        try:
-            os.statvfs(path)
-            next(path.iterdir(), None)
-        except OSError as error:
-            # These two are answers; other checks tell what they mean.
-            why = "" if isinstance(error, FileNotFoundError | PermissionError) else f"fails: {error.strerror}"
-        silent[key] = why
 
-    threads = [threading.Thread(target=ask, args=each, daemon=True) for each in places(pipeline).items()]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + ANSWERS_S
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    return [Finding("broken", f"{key}: {places(pipeline)[key]} {why}") for key, why in silent.items() if why]
+def _failure(place: Path) -> str:
+    try:
+        os.statvfs(place)
+        next(place.iterdir(), None)
+    except OSError as error:
+        is_answer = isinstance(error, FileNotFoundError | PermissionError)  # whose meaning other checks tell
+        return "" if is_answer else f"fails: {error.strerror}"
+    return ""
 
 
 def configuration(pipeline: Pipeline) -> Iterator[Finding]:

@@ -15,11 +15,12 @@ from stoker.cli.options import PATH, answer, json_option, one_line
 from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
+from stoker.kit.event_types import filled
 from stoker.kit.workers.pool import Activity
 from stoker.store.errors import ConfigError, UnavailableError, UsageError
 from stoker.store.record import utc_now
 
-EXAMINATION = Activity("doctor", "stoker.cli.doctor.worker", silent_s=12.0)  # a check may take so long
+EXAMINATION = Activity("doctor", "stoker.cli.doctor.worker", silent_s=10.0)  # a check may take so long
 EXITS = {"broken": 2, "warning": 1, "skipped": 0, "ok": 0}  # from the worst to the best
 UNHEARD = ("broken", "not done: a disk, a driver or the network does not answer", "")
 WIDTH = 9
@@ -90,7 +91,7 @@ def _rows(found: Mapping[str, Any], file: str) -> Iterator[dict[str, str]]:
     for check in CHECKS:
         told = found.get(check.name, [UNHEARD])
         for outcome, what, do in [one for one in told if one[0] != "ok"] or told or [("ok", "", "")]:
-            remedy = (do or check.do.replace("FILE", file)) if EXITS[outcome] else ""
+            remedy = (do or filled(check.do, file, "", str)) if EXITS[outcome] else ""
             yield {"name": check.name, "outcome": outcome, "what": what, "do": remedy}
 
 
