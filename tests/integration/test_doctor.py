@@ -23,6 +23,7 @@ from stoker.store.layout import DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.log import ChainedLog
 from stoker.store.record import utc_now
 from support.audits import STOKER
+from support.checkpoint_data import seal
 from support.fake_nvml import FakeDriver
 from support.looking import damage
 from support.pipelines import DataPipeline, Template
@@ -47,6 +48,7 @@ def test_a_healthy_pipeline_at_work_has_no_finding(
     drained: Template, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = drained.copy(tmp_path, train__schedule={"warmup_steps": 2})
+    seal(data.pipeline.layout.run("main").checkpoints, 5)
     daemon = data.start(STAGE_SHARD)
     try:
         code = exit_code(["doctor", str(data.file)])
@@ -73,7 +75,7 @@ def test_each_planted_fault_is_found_and_nothing_else_and_the_bundle_tells_no_se
         driver.cards(1)
         bundle = tmp_path / "bundle.tar.gz"
         environ = {**os.environ, **driver.environ, "XDG_CONFIG_HOME": str(tmp_path / "units")}
-        environ |= {"HOME": str(tmp_path), "SERVICE_TOKEN": SECRETS["environment"]}
+        environ |= {"HF_TOKEN": "no token", "HOME": str(tmp_path), "SERVICE_TOKEN": SECRETS["environment"]}
         command = [STOKER, "doctor", str(data.file), "--json", "--bundle", str(bundle)]
         ended = subprocess.run(
             [*NAMESPACE, LOWERED, "sh", *command],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from stoker.kit.exec import launch_command
 from stoker.kit.lock import read_contents
 from stoker.observe.status import read_status
 from stoker.observe.verdict import verdict
+from stoker.store.errors import StokerError
 from stoker.store.files import write_atomic
 from stoker.store.layout import DAEMONS
 from stoker.supervise.outlook import gather
@@ -62,13 +64,14 @@ def mask(text: str, *secrets: str, environ: Mapping[str, str] = os.environ) -> s
 
 def member_text(name: str, pipeline: Pipeline) -> str:
     """Returns a part of the bundle, masked; where it cannot be made, the reason."""
-    file, secrets = pipeline.dataset.source.token_file, list[str]()
+    file, token = pipeline.dataset.source.token_file, None
+    with contextlib.suppress(StokerError):  # it holds none, which the check of the source tells
+        token = hub_token(None if file is None else str(file))
     try:
-        secrets += filter(None, [hub_token(None if file is None else str(file))])
         text = MEMBERS[name](pipeline)
     except Exception as error:  # noqa: BLE001 - the rest of the bundle is worth sending all the same
         text = f"not to be had: {error!r}\n"
-    return mask(text, *secrets)
+    return mask(text, token or "")
 
 
 def write_bundle(target: Path, folder: str, members: Mapping[str, str]) -> int:

@@ -10,10 +10,10 @@ import os
 import resource
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from stoker.cli.data.list_source import error_of
 from stoker.cli.pipeline.config import findings
@@ -59,10 +59,6 @@ class Finding(NamedTuple):
     outcome: Outcome
     what: str
     do: str = ""
-
-
-class Enough(Exception):
-    """Ends the wait for a worker that has said what is asked of it."""
 
 
 def told(outcome: Outcome, text: str) -> Finding:
@@ -231,19 +227,15 @@ def units(pipeline: Pipeline) -> Iterator[Finding]:
 
 def gpus(pipeline: Pipeline) -> Iterator[Finding]:
     """Yields cards that are lost, that others work on, or that have no driver."""
-    cards: list[dict[str, Any]] = []
-
-    def hear(message: Mapping[str, Any]) -> None:
-        cards.extend(message["cards"])
-        raise Enough
-
-    with contextlib.suppress(Enough), Workers() as workers:
-        absent = workers.run(GPUS, {"every_s": ANSWERS_S}, "the GPUs' driver does not answer", hear)["absent"]
-        if any(file.read_text().strip() == NVIDIA for file in Path("/sys/bus/pci/devices").glob("*/vendor")):
-            yield Finding("broken", f"there is an NVIDIA card, but no driver: {absent}")
+    with Workers() as workers:
+        task = {"every_s": ANSWERS_S}
+        said = workers.run(GPUS, task, "the GPUs' driver does not answer", lambda sample: True)
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    if "absent" in said and any(file.read_text().strip() == NVIDIA for file in vendors):
+        yield Finding("broken", f"there is an NVIDIA card, but no driver: {said['absent']}")
     pid = read_status(pipeline.layout)[TRAIN_SUPERVISOR]["pid"]
     ours = {str(each.pid) for each in family(pid)} if pid else set[str]()
-    for card in cards:
+    for card in said.get("cards", ()):
         if card["is_lost"]:
             yield Finding("broken", f"GPU {card['index']} {card['name']} does not answer")
         for each, size in (card["figures"].get("processes") or {}).items():
@@ -259,16 +251,12 @@ def source(pipeline: Pipeline) -> list[Finding]:
         return []
     listing, name = read_listing(pipeline.layout, pipeline.dataset.name), origin_of(source)
     known = listing.revision or None if listing is not None and listing.origin == name else None
-
-    def hear(message: Mapping[str, Any]) -> None:
-        if message["kind"] != "pinned":
-            raise Enough
-
-    with contextlib.suppress(Enough), Workers() as workers:
-        activity = Activity("list", source.spec.lister, silent_s=SOURCE_S)
-        result = workers.run(activity, listing_task(source, known=known), name, hear)
-        if result["status"] == "failed":
-            raise error_of(FetchFailed(result["class"], result["reason"]), name)
+    activity = Activity("list", source.spec.lister, silent_s=SOURCE_S)
+    with Workers() as workers:
+        task = listing_task(source, known=known)
+        said = workers.run(activity, task, name, lambda message: message["kind"] != "pinned")
+    if said.get("status") == "failed":
+        raise error_of(FetchFailed(said["class"], said["reason"]), name)
     return []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,21 +60,18 @@ def doctor(pipeline: Pipeline, as_json: bool, bundle: Path | None) -> int:
 
 def _examined(pipeline: Pipeline, members: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns what the checks found, and the parts of the bundle; some are missing if the worker hangs."""
-    from stoker.cli.doctor.checks import Enough
-
     found, parts = dict[str, Any](), dict[str, str]()
 
-    def hear(message: Mapping[str, Any]) -> None:
-        if message["kind"] == "done":
-            raise Enough
+    def hear(message: Mapping[str, Any]) -> bool:
         if message["kind"] == "check":
             found[message["name"]] = message["findings"]
-        else:
+        elif message["kind"] == "member":
             parts[message["name"]] = message["text"]
+        return bool(message["kind"] == "done")
 
     task = {"file": str(pipeline.file), "members": members}
     try:
-        with contextlib.suppress(Enough), Workers() as workers:
+        with Workers() as workers:
             workers.run(EXAMINATION, task, "the examination", hear)
     except (WorkerFailed, UnavailableError) as error:
         if error.exit_code == ConfigError.exit_code:

@@ -48,8 +48,10 @@ def _found(check: Check, pipeline: Pipeline, silent: AbstractSet[str]) -> list[F
         return [Finding("skipped", f"not looked at, as {' and '.join(sorted(silent))} does not answer")]
     try:
         return list(check.find(pipeline))
-    except (StokerError, OSError) as error:
+    except StokerError as error:
         return [told("warning" if isinstance(error, Transient) else "broken", str(error))]
+    except OSError as error:
+        return [Finding("broken", f"{error.filename}: {error.strerror}")]
     except Exception as error:  # noqa: BLE001 - one check must not take the others with it
         traceback.print_exc()
         return [Finding("broken", f"the check itself failed: {error!r}", "report it, with --bundle")]
