@@ -64,7 +64,11 @@ VALUES = {
 # Exit codes that no class of errors stands for.
 CODES = {
     0: ["Success."],
-    1: ["A finding of `audit`, `verify`, `replay` or `status --check`; with `--once`, abandoned files."],
+    1: [
+        "A finding of `audit`, `verify`, `replay` or `status --check`, a warning of `doctor`; with `--once`, "
+        "abandoned files."
+    ],
+    2: ["`doctor` found something that is broken."],
     70: ["A halted run, or a bug."],
     130: ["Ctrl-C ended a command."],
     143: ["SIGTERM ended a command."],

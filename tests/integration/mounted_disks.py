@@ -7,6 +7,7 @@ Run by test_dead_mounts.py, in mounts of their own.
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -47,6 +48,9 @@ elif "from stokerd.train_supervisor" in " ".join(sys.orig_argv[1:4]):
     for activity in (external_checkpoints.LOOK, external_checkpoints.RESTORE, external_checkpoints.WATCH):
         object.__setattr__(activity, "silent_s", 2.0)
     external_checkpoints.LOOK_S, external_checkpoints.AGAIN_S = 0.1, 0.5
+elif "stoker.cli.doctor.worker" in sys.orig_argv:
+    from stoker.cli.doctor import checks
+    checks.ANSWERS_S = 0.5
 elif "stoker.checkpoints.external.worker" in sys.orig_argv:
     from stoker.kit.workers import child
     child.ALIVE_EVERY_S = 0.5
@@ -399,3 +403,47 @@ def drained_with_least_free(data: DataPipeline) -> int:
         assert loop.stderr is not None
         assert loop.returncode == 0, loop.stderr.read()
     return least
+
+
+def findings_of(data: DataPipeline) -> tuple[int, dict[str, str], float]:
+    """What `stoker doctor` says: its exit code, the outcome of each check that is not well, its seconds."""
+    began = time.monotonic()
+    command = [STOKER, "doctor", str(data.file), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    rows = json.loads(ended.stdout)["checks"]
+    found = {row["name"]: row["outcome"] for row in rows if row["outcome"] != "ok"}
+    return ended.returncode, found, time.monotonic() - began
+
+
+SKIPPED = dict.fromkeys(("config", "disks", "permissions", "units"), "skipped")
+
+
+def test_doctor_names_a_mount_that_hangs_is_held_up_by_none_and_finds_a_full_disk(
+    home: Path, mounts: Mounts
+) -> None:
+    mount_small(home / "warm", MIB)
+    train = {"train__schedule": {"warmup_steps": 2}, "train__evaluate": {"tokens": 1000}}
+    data = make_pipeline(home, warm=str(home / "warm"), **train)
+    write_fineweb(data.source / "a.parquet", 150)
+    hot = mounts(home / "below", home / "hot")
+    (home / "warm" / "filling").write_bytes(bytes(free_bytes(home / "warm")))
+    assert findings_of(data)[:2] == (2, {"disks": "broken"})
+    hot.halt()
+    code, found, _ = findings_of(data)
+    assert (code, found) == (2, {"mounts": "broken", **SKIPPED})
+    hot.go_on()
+
+
+@pytest.mark.long
+def test_doctor_is_done_in_half_a_minute_though_its_worker_cannot_be_killed(
+    home: Path, mounts: Mounts
+) -> None:
+    away = mounts(home / "below", home / "away")
+    named = make_pipeline(home, "named", tokenizer={"file": str(home / "away" / "tokenizer.json")})
+    hot = make_pipeline(home / "second", hot=str(home / "away"))
+    away.swallow()
+    code, found, seconds = findings_of(named)  # no directory of the pipeline, and yet a check hangs on it
+    assert code == 2 and found["config"] == found["source"] == "broken" and seconds < 30
+    code, found, seconds = findings_of(hot)
+    assert code == 2 and found == {"mounts": "broken", **SKIPPED} and seconds < 20, "it said that it is done"
+    away.go_on()

@@ -8,7 +8,7 @@ from typing import Any
 from stoker.kit.loop import Waiter
 from stoker.kit.workers.parent import WorkerExit
 from stoker.kit.workers.pool import Activity, WorkerPool
-from stoker.store.errors import StokerError
+from stoker.store.errors import StokerError, UnavailableError
 
 LOOK_S = 0.5
 EXIT_UNAVAILABLE = 69
@@ -40,16 +40,22 @@ class Workers:
         activity: Activity,
         task: Mapping[str, Any],
         what: str,
-        hear: Callable[[Mapping[str, Any]], None] = lambda message: None,
+        hear: Callable[[Mapping[str, Any]], bool | None] = lambda message: None,
     ) -> dict[str, Any]:
-        """Returns the result of a task; without a result raises WorkerFailed, beginning with `what`."""
+        """Returns the result of a task, or the message for which `hear` returns True.
+
+        Raises WorkerFailed, which begins with `what`, where the worker ends without either.
+        """
         self._pool.start(activity, what, task, None)
         while True:
             for _, messages, ended in self._pool.hear():
                 for message in messages:
-                    hear(message)
+                    if hear(message):
+                        return dict(message)
                 if ended is not None and ended.result is None:
                     raise WorkerFailed(what, ended)
                 if ended is not None and ended.result is not None:
                     return ended.result
+            if self._pool[what].abandoned:
+                raise UnavailableError(f"{what}: a file system or a driver does not answer; check dmesg")
             self._pool.wait(LOOK_S)

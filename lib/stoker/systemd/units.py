@@ -68,6 +68,20 @@ def account(uid: int) -> Account:
     return Account(entry.pw_name, group, Path(entry.pw_dir))
 
 
+def allows(path: Path, uid: int, bits: int) -> bool:
+    """Returns whether a path's mode and file system allow a user all of these (os.R_OK, W_OK, X_OK).
+
+    Reads its access lists only for the user whose process this is.
+    """
+    if uid == os.geteuid():
+        return os.access(path, bits, effective_ids=True)
+    found, name = path.stat(), account(uid).name
+    groups = os.getgrouplist(name, pwd.getpwuid(uid).pw_gid) if not name.isdigit() else []
+    shift = 6 if found.st_uid == uid else 3 if found.st_gid in groups else 0
+    is_closed = bits & os.W_OK and os.statvfs(path).f_flag & os.ST_RDONLY
+    return not is_closed and found.st_mode >> shift & bits == bits
+
+
 def users_manager(environ: Mapping[str, str] = os.environ) -> Manager:
     """Returns the systemd of the user whose process this is."""
     home = Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())

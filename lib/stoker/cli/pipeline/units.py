@@ -27,7 +27,7 @@ from stoker.systemd.drop_ins import (
     opened,
     written_for,
 )
-from stoker.systemd.units import SYSTEM, Account, Manager, account_of, unit_name, users_manager
+from stoker.systemd.units import SYSTEM, Account, Manager, account_of, allows, unit_name, users_manager
 
 MODE = 0o644
 EXIT_DIFFERS = 1
@@ -35,9 +35,13 @@ _QUOTED = re.compile(r"""(['"])(.*)\1""")
 AUDITS = ("audit", "scrub")  # which read as the daemons' user, and keep their verdict in `state`
 
 
-def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> Pipeline:
+def as_units_have_it(file: Path) -> Pipeline:
     """Returns the pipeline as the units have it: overridden by their environment file, not by this shell."""
     return load_pipeline(file, _variables(_read(file.with_suffix(".env")) or ""))
+
+
+def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> Pipeline:
+    return as_units_have_it(file)
 
 
 def _variables(text: str) -> dict[str, str]:
@@ -65,17 +69,14 @@ def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_user
     """
     manager, account = users_manager() if is_users else SYSTEM, account_of(pipeline.state)
     texts, places = {}, {}
-    here = {point for point, _ in mounts(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))}
-    for daemon in _working(pipeline):
-        places[daemon] = path = _below(root, manager.drop_in(daemon, pipeline.name))
-        known = here | opened(_read(path) or "")  # a disk may be away now
-        texts[daemon] = drop_in(pipeline, daemon, account, manager, known)
+    for daemon, path, text, _ in drop_ins_of(pipeline, manager, account, root):
+        texts[daemon], places[daemon] = text, path
     if asked is None:
         for daemon, text in texts.items():
             click.echo(f"# {places[daemon]}\n{text}")
     else:
         _require_units_file(pipeline, _below(root, manager.file(pipeline.name)))
-    for warning in _warnings(pipeline, manager, account):
+    for warning in warnings_of(pipeline, manager, account):
         click.echo(f"warning: {one_line(warning)}", err=True)
     if pipeline.train.command is not None and not is_users:
         score = exposure(unit_name(TRAIN_SUPERVISOR, pipeline.name), texts[TRAIN_SUPERVISOR])
@@ -84,6 +85,17 @@ def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_user
         context.exit(_write(texts, places))
     if asked == "check":
         context.exit(_check(texts, places))
+
+
+def drop_ins_of(
+    pipeline: Pipeline, manager: Manager, account: Account | None, root: Path = Path("/")
+) -> Iterator[tuple[str, Path, str, str | None]]:
+    """Yields each unit's daemon, and its drop-in: where it lies, what it is to be, and what is there now."""
+    here = {point for point, _ in mounts(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))}
+    for daemon in _working(pipeline):
+        path = _below(root, manager.drop_in(daemon, pipeline.name))
+        known = here | opened((found := _read(path)) or "")  # a disk may be away now
+        yield daemon, path, drop_in(pipeline, daemon, account, manager, known), found
 
 
 def _working(pipeline: Pipeline) -> list[str]:
@@ -156,7 +168,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _warnings(pipeline: Pipeline, manager: Manager, account: Account | None) -> Iterator[str]:
+def warnings_of(pipeline: Pipeline, manager: Manager, account: Account | None) -> Iterator[str]:
     """Yields what would keep the units from their work on this machine."""
     source, external = pipeline.dataset.source, pipeline.train.external
     if not manager.is_users:
@@ -188,15 +200,8 @@ def _unreadable(pipeline: Pipeline, account: Account | None) -> Iterator[str]:
         else:
             yield f"{state} is user {name}'s, whom systemd does not know: chown -R {ACCOUNT}: {state}"
         return
-    groups = os.getgrouplist(name, entry.pw_gid)
-
-    def may(path: Path, bit: int) -> bool:
-        found = path.stat()
-        shift = 6 if found.st_uid == entry.pw_uid else 3 if found.st_gid in groups else 0
-        return bool(found.st_mode >> shift & bit)
-
-    if not may(file, os.R_OK):
+    if not allows(file, entry.pw_uid, os.R_OK):
         group = grp.getgrgid(entry.pw_gid).gr_name
         yield f"{name} may not read {file}: chgrp {group} {file}, then chmod 640 {file}"
-    if closed := [str(place) for place in file.parents if not may(place, os.X_OK)]:
+    if closed := [str(place) for place in file.parents if not allows(place, entry.pw_uid, os.X_OK)]:
         yield f"{name} may not enter {closed[-1]}: make it a member of the group of that directory"
