@@ -33,6 +33,7 @@ COMMANDS = {
     "reload": ("pipeline.reload", "Reload the daemons with a changed file or new code."),
     "rollback": ("runs.rollback", "Take the run back to a checkpoint."),
     "train": ("pipeline.train", "Train a pipeline's run in the foreground, by hand."),
+    "rehearse": ("rehearse.command", "Run a pipeline in small beside the real one and kill its parts."),
     "audit": ("runs.audit", "Recount every document, token and step from the disk."),
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
@@ -70,7 +71,7 @@ SECTIONS = {
     "Start": "run watch",
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
-    "Prove": "audit verify replay",
+    "Prove": "rehearse audit verify replay",
     "Things": "data checkpoint quarantine config memory units client",
     "Help": "help version",
 }
