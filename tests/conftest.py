@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The files that take longest, the longest first.
 LONG = (
-    *("external_kills", "download_daemon", "acceptance", "trainer_compile", "data_daemons"),
+    *("external_kills", "download_daemon", "acceptance", "trainer_compile", "data_daemons", "rehearse"),
     *("failure_policy", "stoker_run", "dead_mounts", "train_supervisor_kills", "train_supervisor"),
     *("shard_build", "download_changes", "checkpoint_mirror", "units", "run_changes"),
     *("external_checkpoints", "train_supervisor_reload", "install", "warm", "source_changes", "staging"),

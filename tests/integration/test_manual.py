@@ -20,6 +20,7 @@ ELSEWHERE = {
     "run": "integration/test_stoker_run.py",
     "watch": "integration/test_cli_watch.py",
     "download": "integration/test_cli_download.py",
+    "rehearse": "integration/test_rehearse.py",
     "replay": "integration/test_replay.py",
     "generate": "integration/test_stoker_run.py",
     "export": "integration/test_export_import.py",

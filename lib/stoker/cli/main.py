@@ -35,6 +35,7 @@ COMMANDS = {
     "rollback": ("runs.rollback", "Take the run back to a checkpoint."),
     "train": ("pipeline.train", "Train a pipeline's run in the foreground, by hand."),
     "doctor": ("doctor.command", "Find what would stop this machine while nobody looks."),
+    "rehearse": ("rehearse.command", "Run a pipeline in small beside the real one and kill its parts."),
     "audit": ("runs.audit", "Recount every document, token and step from the disk."),
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
@@ -72,7 +73,7 @@ SECTIONS = {
     "Start": "init run watch",
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
-    "Prove": "doctor audit verify replay",
+    "Prove": "doctor rehearse audit verify replay",
     "Things": "data checkpoint quarantine config memory units client",
     "Help": "help version",
 }

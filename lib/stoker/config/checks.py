@@ -118,7 +118,7 @@ def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
         full = f"{format_bytes(floor)} are to stay free on a hot disk of {size}: nothing would ever be staged"
         rules.append((floor >= hot_bytes, key, f"{full} there; lower it"))
     for key, tokens in at_once.items():
-        needed, room = tokens * _token_bytes(pipeline), f"{size} less {format_bytes(free)}"
+        needed, room = tokens * token_bytes(pipeline), f"{size} less {format_bytes(free)}"
         text = (
             f"{tokens} tokens take {format_bytes(needed)}, and hot holds {room} of stage.free_floor; lower it"
         )
@@ -129,10 +129,10 @@ def disk_faults(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
 def disk_notes(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
     """Returns the settings that work badly on a hot disk of this size."""
     budget = hot_bytes - pipeline.stage.free_floor
-    segment = pipeline.plan.segment_tokens * _token_bytes(pipeline)
+    segment = pipeline.plan.segment_tokens * token_bytes(pipeline)
     if segment * SEGMENT_SHARE <= budget:
         return []
-    most = max(1, budget // SEGMENT_SHARE // _token_bytes(pipeline))
+    most = max(1, budget // SEGMENT_SHARE // token_bytes(pipeline))
     unit = 10 ** max(0, len(str(most)) - 2)  # two significant digits, as a person would write
     why = (
         "shard sets leave for warm only when a whole segment is behind the run"
@@ -147,7 +147,7 @@ def disk_notes(pipeline: Pipeline, hot_bytes: int) -> list[Fault]:
     return [Fault(("plan", "segment_tokens"), text)]
 
 
-def _token_bytes(pipeline: Pipeline) -> int:
+def token_bytes(pipeline: Pipeline) -> int:
     return 2 if vocabulary(pipeline) <= 1 << 16 else 4
 
 

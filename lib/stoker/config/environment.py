@@ -25,10 +25,15 @@ def variable_name(path: KeyPath) -> str:
     return PREFIX + "__".join(str(part).upper() for part in path)
 
 
+def is_override(name: str) -> bool:
+    """Returns whether an environment variable is meant to set a key of the pipeline file."""
+    return name.startswith(PREFIX) and name not in OTHER_VARIABLES and not name.startswith(OTHER_PREFIXES)
+
+
 def apply_overrides(document: Document, environ: Mapping[str, str]) -> None:
     """Writes every STOKER_ override into the document, and adds errors to its problems."""
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or name in OTHER_VARIABLES or name.startswith(OTHER_PREFIXES):
+        if not is_override(name):
             continue
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
         mark = Mark(f"environment {name}", 0)

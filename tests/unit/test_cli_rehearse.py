@@ -1,0 +1,275 @@
+"""What a rehearsal takes, refuses and tells; what it makes of a pipeline file, and what is left of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.cli.rehearse import scratch as scratch_module
+from stoker.cli.rehearse.figures import (
+    Measured,
+    at_end,
+    best_interval,
+    chosen,
+    interval,
+    lost,
+    strangers,
+    told,
+    whole_run,
+)
+from stoker.cli.rehearse.kills import VICTIMS
+from stoker.cli.rehearse.scratch import LOCK, homes_of, runtime, scratch_of
+from stoker.config.load import load_pipeline
+from stoker.kit.lock import Lock
+from stoker.observe.pace import Left
+from stoker.store.errors import LockHeld, UnavailableError
+from support.parquet import write_fineweb
+from support.pipelines import DataPipeline, make_pipeline
+
+SOON = Left(3600.0, 7200.0)
+CARD = {"index": 1, "uuid": "GPU-1", "name": "H100", "figures": {"processes": {"7": 2 << 30}}}
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "seal_s", "best_s"),
+    [
+        (1.0, 2.0, math.sqrt(2 * 86_400)),
+        (0.0, 2.0, 2.0),  # a save that costs nothing is made as often as it can be
+        (4.5, 900.0, 900.0),
+    ],
+)
+def test_the_best_interval_is_youngs_and_never_shorter_than_a_seal(
+    stall_s: float, seal_s: float, best_s: float
+) -> None:
+    assert best_interval(stall_s, seal_s) == pytest.approx(best_s)
+
+
+def test_at_the_best_interval_less_is_lost_than_beside_it() -> None:
+    best_s = best_interval(1.0, 0.0)
+    assert lost(best_s, 1.0) == pytest.approx(2 / best_s)
+    assert lost(best_s, 1.0) < min(lost(best_s * 1.1, 1.0), lost(best_s / 1.1, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "seconds"),
+    [
+        ({"every": "30m"}, 1800.0),
+        ({"every": None, "every_steps": 100}, 200.0),
+        ({"every": "30m", "every_steps": 100}, 200.0),
+        ({"every": "60s", "every_steps": 100}, 60.0),
+    ],
+)
+def test_the_interval_as_set_is_by_time_or_by_steps(
+    tmp_path: Path, checkpoint: dict[str, Any], seconds: float
+) -> None:
+    pipeline = make_pipeline(tmp_path, train__checkpoint=checkpoint).pipeline
+    assert interval(pipeline, step_s=2.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("left", "rates", "expected"),
+    [
+        (SOON, [1.0], SOON),
+        (Left(why="too little"), [10.0], Left(100.0, 100.0)),
+        (Left(why="too little"), [10.0, 20.0, 20.0, 40.0, 40.0], Left(25.0, 50.0)),
+    ],
+)
+def test_the_whole_run_is_a_range_by_its_pace_else_by_its_steps(
+    left: Left, rates: list[float], expected: Left
+) -> None:
+    assert whole_run(left, rates, 1000) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "taken"),
+    [
+        ({"a": 300_000, "b": 250_000, "c": 10}, ["b"]),
+        ({"a": 10, "b": 30, "c": 20}, ["c", "b"]),
+        ({"a": 10}, ["a"]),
+        ({}, []),
+    ],
+)
+def test_the_smallest_file_that_does_is_taken_else_the_two_largest(
+    tmp_path: Path, files: dict[str, int], taken: list[str]
+) -> None:
+    assert list(chosen(make_pipeline(tmp_path).pipeline, files)) == taken  # 400 entries want 200,000 bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({}, {"state": 500, "hot": 7000}),
+        ({"shard__release": "never"}, {"state": 500, "hot": 16_000}),
+        ({"warm": "warm"}, {"state": 500, "warm": 7500}),
+        ({"warm": "warm", "train__checkpoint": {"mirror": False}}, {"state": 500, "warm": 7000}),
+        ({"train__checkpoint": {"keep_every": 2, "milestones": [3]}}, {"state": 1100, "hot": 7000}),
+        ({"dataset__limit": {"tokens": 1000}}, {"state": 500, "hot": 2000}),
+    ],
+)
+def test_a_disk_ends_with_the_sets_and_the_checkpoints_that_are_kept(
+    tmp_path: Path, changes: dict[str, Any], sizes: dict[str, int]
+) -> None:
+    pipeline = make_pipeline(tmp_path, **changes).pipeline
+    assert at_end(pipeline, sets=7000, parquet=9000, checkpoint=100) == sizes
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_in_use"),
+    [(None, True), ("0,1", True), ("GPU-1", True), ("0", False), ("", False), ("-1", False)],
+)
+def test_who_computes_on_a_card_that_the_trainer_sees_is_named(visible: str | None, is_in_use: bool) -> None:
+    assert strangers([CARD], visible) == is_in_use * "pid 7 has 2.0 GiB on GPU 1 (H100)"
+    assert not strangers([{**CARD, "figures": {"processes": None}}, {**CARD, "figures": {}}], visible)
+
+
+BACK = dict.fromkeys(VICTIMS, "back")
+FITS, FULL = ("/srv", 5 << 30, 8 << 30, 1 << 30), ("/srv", 9 << 30, 8 << 30, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("kills", "disks", "is_good"),
+    [(BACK, [FITS], True), (BACK | {"guard": ""}, [FITS], False), (BACK, [FITS, FULL], False)],
+)
+def test_all_that_was_killed_must_come_back_and_the_disks_must_suffice(
+    tmp_path: Path, kills: dict[str, str], disks: list[tuple[str, int, int, int]], is_good: bool
+) -> None:
+    seen = Measured(kills, [64.0], [0.5], [1.0], [2.0], SOON, disks)
+    assert seen.is_good is is_good
+    rows = list(told(make_pipeline(tmp_path).pipeline, seen))
+    assert [text for title, text in rows if title in VICTIMS and "not shown" in text] == [
+        "not shown within the time; give it more --minutes" for back in kills.values() if not back
+    ]
+    if is_good:
+        assert rows[len(VICTIMS) :] == [
+            ("speed", "64 tokens/s, 1 s a step"),
+            ("save", "training waits 0.5 s, sealed after 1.0 s, proven 2.0 s later"),
+            ("whole run", "10 steps, 640 tokens: done in 1 to 2 hours"),
+            ("disk", "/srv: about 5.0 GiB at the end of the run, of 8.0 GiB, 1.0 GiB of it free now"),
+            ("best interval", "4 min 54 s between checkpoints: 0.34% lost at a failure a day"),
+            ("interval as set", "30 min between checkpoints: 1.07% lost at a failure a day"),
+        ]
+    assert ("it does not fit" in dict(rows)["disk"]) is (FULL in disks)
+
+
+def test_where_nothing_was_seen_the_kills_alone_are_told(tmp_path: Path) -> None:
+    nothing = Measured(dict.fromkeys(VICTIMS, ""), [], [], [], [], Left(why="nothing"))
+    assert [title for title, _ in told(make_pipeline(tmp_path).pipeline, nothing)] == list(VICTIMS)
+    assert not nothing.is_good
+
+
+def with_files(home: Path, **changes: Any) -> DataPipeline:
+    data = make_pipeline(home, **changes)
+    for number, name in enumerate(("a[1]", "b", "c")):
+        write_fineweb(data.source / f"{name}.parquet", rows=20 + 20 * (number != 1), seed=number)
+    return data
+
+
+def test_the_scratch_pipeline_is_the_real_one_but_for_what_the_two_must_not_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "warm": str(tmp_path / "warm"),
+        "train__on_checkpoint": "backup.sh",
+        "train__init_from": str(tmp_path / "step-000000010"),
+        "metrics__ports": {"download": 9811, "shard": 9812, "train": 9813},
+        "plan__epochs": 2,
+        "train__optimizer": {"name": "muon"},
+    }
+    data = with_files(tmp_path / "p", **changes)
+    monkeypatch.setenv("STOKER_TRAIN__SEQ_LEN", "48")
+    monkeypatch.setenv("STOKER_TEST_STEP_S", "0.05")
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/stoker/data")
+    real = load_pipeline(data.file)
+    with scratch_of(real, 10) as scratch:
+        made, train = scratch.pipeline, scratch.pipeline.train
+        assert (train.seq_len, train.model, train.optimizer) == (48, real.train.model, real.train.optimizer)
+        assert train.init_from == real.train.init_from
+        assert "STOKER_TRAIN__SEQ_LEN" not in scratch.environment
+        assert scratch.environment["STOKER_TEST_STEP_S"] == "0.05"
+        assert scratch.environment["RUNTIME_DIRECTORY"] == str(runtime(scratch.homes["state"]))
+        assert set(made.metrics.ports.model_dump().values()) == {0}
+        assert (train.on_checkpoint, made.plan.epochs, train.checkpoint.every) == (None, None, 10.0)
+        assert made.dataset.source.include == ("c.parquet", "a?1?.parquet")
+        assert made.dataset.limit.files == 2
+        assert 0.5 < scratch.share < 1
+        for key, home in scratch.homes.items():
+            assert getattr(made, key) == home / key
+            assert home.parent == getattr(real, key).parent
+        assert not data.pipeline.state.exists()
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["data.yaml", "source"]
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+def test_a_hot_inside_of_state_is_rehearsed_outside_of_both(tmp_path: Path) -> None:
+    (tmp_path / "run/state/hot").mkdir(parents=True)
+    real = {"state": tmp_path / "run/state", "hot": tmp_path / "run/state/hot", "warm": tmp_path / "new/warm"}
+    homes = homes_of(real, "x")
+    assert homes == {"state": tmp_path / "run/.x", "hot": tmp_path / "run/.x", "warm": tmp_path / ".x"}
+
+
+def test_a_directory_that_is_a_whole_disk_is_refused() -> None:
+    with pytest.raises(UnavailableError, match="hot: /proc is a whole disk"):
+        homes_of({"hot": Path("/proc")}, "x")
+
+
+def test_what_a_killed_one_left_is_swept_and_what_a_lock_holds_is_not(tmp_path: Path) -> None:
+    data = with_files(tmp_path / "p")
+    with scratch_of(data.pipeline, 10) as scratch:
+        home = scratch.homes["state"]
+        with pytest.raises(LockHeld, match="stoker rehearse"), scratch_of(data.pipeline, 10):
+            pass
+        assert scratch.pipeline.file.exists()
+    sockets = runtime(home)
+    left = [home / "state/runs", tmp_path / home.name / "hot", sockets / "status"]  # the second before p was
+    for directory in left:
+        directory.mkdir(parents=True)
+    lock = Lock.acquire(tmp_path / home.name / LOCK, purpose="a killed one's child")
+    with pytest.raises(LockHeld, match="a killed one's child"), scratch_of(data.pipeline, 10):
+        pass
+    assert left[1].exists()
+    lock.release()
+    with scratch_of(data.pipeline, 10):
+        assert not any(directory.exists() for directory in left)
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    assert not sockets.exists()
+
+
+def test_what_is_another_users_is_neither_followed_nor_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = with_files(tmp_path / "p")
+    with scratch_of(data.pipeline, 10) as scratch:
+        name = scratch.homes["state"].name
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/file").touch()
+    (tmp_path / name).symlink_to(tmp_path / "theirs")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UnavailableError, match="is another user's"), scratch_of(data.pipeline, 10):
+        pass
+    assert (tmp_path / "theirs/file").exists()
+
+
+def test_without_room_or_files_it_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = with_files(tmp_path, stage__free_floor="3GiB")
+    disk = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=3 << 30))
+    monkeypatch.setattr(scratch_module, "shutil", disk)
+    with pytest.raises(UnavailableError) as refused, scratch_of(data.pipeline, 10):
+        pass
+    assert f"{tmp_path} has no room for a rehearsal: 3.3 GiB have to be free" in str(refused.value)
+    assert "3.0 GiB are" in str(refused.value)
+    shutil.rmtree(data.source)
+    data.source.mkdir()
+    with (
+        pytest.raises(UnavailableError, match="no files to rehearse"),
+        scratch_of(data.pipeline, 10),
+    ):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.yaml", "source"]
