@@ -60,6 +60,7 @@ def refuse(pipeline: Pipeline) -> None:
         why = "names a trainer of your own, whose files a rehearsal would write among those of its runs"
         raise ConfigError(f"{pipeline.file}: train.command: {why}; kill it by hand under `stoker run`")
     with Workers() as workers:
-        found = workers.run(GPUS, {"once": True}, "the GPUs cannot be looked at")
+        task = {"every_s": GPUS.silent_s}
+        found = workers.run(GPUS, task, "the GPUs cannot be looked at", lambda sample: True)
     if who := strangers(found.get("cards", ()), os.environ.get("CUDA_VISIBLE_DEVICES")):
         raise Transient(f"the GPU is in use: {who}; rehearse once it is free")
