@@ -32,7 +32,7 @@ from stoker.systemd.units import SYSTEM, Account, Manager, account_of, unit_name
 MODE = 0o644
 EXIT_DIFFERS = 1
 _QUOTED = re.compile(r"""(['"])(.*)\1""")
-AUDITS = ("audit", "scrub")  # which read as the daemons' user, and keep their verdict in `state`
+BESIDE = ("audit", "scrub", "notify")  # what timers start: as the daemons' user, with a record in `state`
 
 
 def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> Pipeline:
@@ -88,7 +88,7 @@ def units(context: click.Context, pipeline: Pipeline, asked: str | None, is_user
 
 def _working(pipeline: Pipeline) -> list[str]:
     daemons = [daemon for daemon in DAEMONS if pipeline.has_data or daemon == TRAIN_SUPERVISOR]
-    return [*daemons, *AUDITS]
+    return [*daemons, *BESIDE]
 
 
 def _below(root: Path, path: Path) -> Path:
