@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from errno import EACCES, EPERM
 from pathlib import Path
 from typing import Any
 
@@ -75,5 +76,7 @@ class Books:
             write_record(self._files[0], body)
             self.trouble = ""
         except (StorageError, FileNotFoundError) as problem:
+            if problem.errno in (EACCES, EPERM):  # not the daemons' user, who goes on where it can
+                raise
             self.trouble = str(problem)
             write_record(self._files[1], body)

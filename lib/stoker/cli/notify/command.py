@@ -75,12 +75,19 @@ def _test(pipeline: Pipeline) -> int:
 
 def together(jobs: Sequence[Callable[[], None]]) -> None:
     """Runs each job in a thread of its own; one that hangs is left behind and ends with the process."""
+    threading.excepthook = _failed
     end = time.monotonic() + CALL_S
     threads = [threading.Thread(target=job, daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
+
+
+def _failed(about: threading.ExceptHookArgs) -> None:
+    """Tells of an error in a thread; of an unexpected one its kind alone: it may have an address in it."""
+    known = isinstance(about.exc_value, StokerError)
+    say(str(about.exc_value) if known else f"an error in a way of notify: {about.exc_type.__name__}")
 
 
 def shown(text: str) -> str:

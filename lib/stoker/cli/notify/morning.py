@@ -12,6 +12,7 @@ from stoker.cli.options import counts, plural
 from stoker.cli.pipeline.status import status_rows
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_count
+from stoker.corpus.quarantine.directory import read_quarantine
 from stoker.observe.verdict import verdict
 from stoker.store.errors import StokerError
 from stoker.store.record import utc_at
@@ -19,7 +20,7 @@ from stoker.supervise.outlook import gather
 from stoker.supervise.run.launch_ends import read_ends
 from stoker.supervise.run.step_rows import rows_of
 
-ROWS = ("step", "loss", "goodput", "quarantine")  # of `stoker status`
+ROWS = ("step", "loss", "goodput")  # of `stoker status`
 DAY_S, TAIL_BYTES = 86_400.0, 64 << 20  # of a training log: two days of a step a second
 
 
@@ -52,3 +53,5 @@ def _day(pipeline: Pipeline, since: str) -> Iterator[str]:
     ends, _ = read_ends(run.runs)
     ended = Counter(one.exit_class or "not known" for one in ends if (one.end or one.begin) > since)
     yield f"launches that ended: {counts(ended)}"
+    kept = [one for one in read_quarantine(pipeline.layout.quarantine) if one.things or not one.released]
+    yield f"in quarantine: {len(kept):,}, new {sum(one.when > since for one in kept):,}"

@@ -71,7 +71,6 @@ def _post(address: str, message: Message) -> str:
     from apprise import Apprise
 
     logger, heard = logging.getLogger("apprise"), _Heard()
-    logger.propagate = False
     logger.setLevel(logging.DEBUG)
     logger.addHandler(heard)
     try:

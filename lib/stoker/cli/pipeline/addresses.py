@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 from stoker.config.checks import Fault
@@ -15,10 +14,10 @@ from stoker.store.layout import DAEMONS
 
 def address_of(route: Route) -> str:
     """Returns the address of a route that is no command; raises UnavailableError where it cannot be read."""
-    if route.url is not None or route.url_file is None:
-        return route.url.get_secret_value() if route.url else ""
+    if route.url is not None:
+        return route.url.get_secret_value()
     try:
-        return route.url_file.read_text().strip()
+        return route.url_file.read_text().strip() if route.url_file else ""
     except (OSError, UnicodeDecodeError) as problem:
         why = getattr(problem, "strerror", "it is no text")
         raise UnavailableError(f"{route.url_file} cannot be read: {why}") from problem
@@ -46,8 +45,6 @@ def address_faults(pipeline: Pipeline) -> Iterator[Fault]:
 def _fault(route: Route) -> str:
     from apprise import Apprise
 
-    logging.getLogger("apprise").propagate = False  # it prints addresses
-    logging.getLogger("apprise").addHandler(logging.NullHandler())
     try:
         address = address_of(route)
     except UnavailableError as problem:
