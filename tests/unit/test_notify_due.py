@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from stoker.cli.notify import books
 from stoker.cli.notify.due import (
     DAY_S,
     HOUR_S,
@@ -26,6 +29,7 @@ from stoker.cli.notify.messages import MOST_LINES, Message, digest, of_event, of
 from stoker.cli.notify.sending import answer
 from stoker.config.schema import Route
 from stoker.observe.verdict import Finding, Grade, Verdict
+from stoker.store.log import ChainedLog
 from stoker.store.record import utc_at
 
 NOW = 1_795_000_000.0
@@ -264,8 +268,9 @@ def test_the_text_of_an_event_has_level_pipeline_remedy_and_id_and_nothing_that_
     lines = one.text.splitlines()
     assert len(lines) == 3 and "\x1b" not in one.text and lines[1].startswith("To do: ")
     assert lines[2] == f"train_supervisor:17, {about['time']}"
-    unknown = of_event({**about, "event": "of_another_version"}, "x", "/p.yaml", "p")
-    assert unknown.title == "error: p: of_another_version"
+    assert Message("info", "p", "w", ("a\x1b[2J \udcff",), "w").text == "a\\x1b[2J \\udcff"
+    unknown = of_event({**about, "event": "of_another_version", "level": "odd"}, "x", "/p.yaml", "p")
+    assert unknown.title == "info: p: of_another_version"
 
 
 @pytest.mark.parametrize(
@@ -285,3 +290,29 @@ def test_the_text_of_an_event_has_level_pipeline_remedy_and_id_and_nothing_that_
 )
 def test_what_went_wrong_is_told_without_a_part_of_the_address(said: str, why: str) -> None:
     assert answer(said, "json://host.example/T0PSECRET/k") == why
+
+
+@pytest.mark.parametrize(
+    ("places", "first"),
+    [
+        ([(38, "2026-11-28T12:00:38Z")], 34),  # the end of the log is enough
+        ([(38, "2026-11-28T12:00:38Z"), (3, "2026-11-28T12:00:03Z")], 1),
+        ([(38, "2026-11-28T12:00:03Z")], 1),  # numbers that have come again
+        ([(3, "2026-11-28T13:00:00Z")], 1),  # a clock that was set back
+        ([], 34),
+    ],
+)
+def test_a_log_is_read_at_its_end_unless_something_before_that_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[Any], first: int
+) -> None:
+    monkeypatch.setattr(books, "TAIL_BYTES", 1000)
+    file = tmp_path / "events.jsonl"
+    with contextlib.closing(ChainedLog(file, rotate_bytes=8000)) as log:
+        for n in range(1, 41):
+            log.append({"seq": n, "time": f"2026-11-28T12:00:{n:02}Z", "event": "w"}, durable=False)
+            if n == 20:
+                log.append({"seq": "20", "time": None, "event": "w"}, durable=False)
+    assert file.with_name("events.jsonl.1").exists()
+    found = books.read_events(file, TRAIN, places)
+    assert [one["seq"] for one in found] == [*range(first, 41)]
+    assert books.read_events(tmp_path / "none", TRAIN, places) == []

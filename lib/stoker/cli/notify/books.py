@@ -14,7 +14,7 @@ from stoker.cli.notify.due import Event, Progress
 from stoker.config.schema import Pipeline
 from stoker.store.errors import StorageError, storage_errors
 from stoker.store.log import LogScan
-from stoker.store.record import RecordDamaged, read_record, values_of, write_record
+from stoker.store.record import RecordDamaged, read_record, set_aside, values_of, write_record
 
 TAIL_BYTES = 64 << 10  # of a log: a few hundred events
 KINDS = {"seq": int, "time": str, "event": str}
@@ -51,7 +51,7 @@ class Books:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._files = pipeline.layout.notify, pipeline.runtime.root / pipeline.layout.notify.name
-        self.trouble, self.is_damaged = "", False
+        self.trouble, self.is_damaged, self._quarantine = "", False, pipeline.layout.quarantine
         found = [*filter(None, map(self._read, self._files))]
         body: Mapping[str, Any] = max(found, key=lambda one: one["written"], default={})
         self._written, self.heartbeat = body.get("written", 0), float(body.get("heartbeat", 0.0))
@@ -61,8 +61,10 @@ class Books:
         """Returns a record; raises UnknownFormat for another version's, which is left as it is."""
         try:
             return read_record(file)
-        except RecordDamaged:  # the next write replaces it
+        except RecordDamaged as damage:
             self.is_damaged = True
+            with contextlib.suppress(OSError):  # a disk that cannot be written
+                set_aside(file, self._quarantine, "damaged", str(damage))
         except FileNotFoundError:
             pass
         return None

@@ -41,7 +41,8 @@ class Message:
 
 def of_event(event: Mapping[str, Any], name: str, file: str, pipeline: str) -> Message:
     """Returns the message about an event: what happened, what to do, its id."""
-    word, level = event["event"], str(event.get("level", "info"))
+    word, level = event["event"], event.get("level")
+    level = level if level in LEVELS else "info"  # another version's
     row, what, number = event_type(word), sentence(event), f"{event['daemon']}:{event['seq']}"
     do = filled(row.do, file, pipeline, lambda key: str(event.get(key, key))) if row and row.do else ""
     lines = (what, f"To do: {do}" if do else "", f"{number}, {event['time']}")
