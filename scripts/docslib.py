@@ -253,7 +253,9 @@ def configuration() -> str:
             meaning = comment_of.get(path) or comments(lines, node)
             if inner not in classes:
                 value = node.value.value if isinstance(node.value, ast.Constant) else None
-                literal = "null" if value is None else str(value)
+                literal = (
+                    "[]" if isinstance(node.value, ast.Tuple) else "null" if value is None else str(value)
+                )
                 shown = f"`{default.get(path, literal)}`" if path not in REQUIRED else "required"
                 yield f"`{path}`", values(node.annotation), shown, meaning.replace("None", "null")
                 continue

@@ -238,10 +238,10 @@ class Metrics(Section):
 
 
 class Route(Section):
-    """A way to a person: an address of apprise, alone in a file or here, or a command."""
+    """A way to a person: one of url, url_file and command."""
 
-    url: Secret | None = None
-    url_file: FilePath | None = None
+    url: Secret | None = None  # of apprise, such as ntfys://HOST/TOPIC
+    url_file: FilePath | None = None  # the same, alone in a file
     command: SecretWords = ()  # gets the text on its standard input, and in place of {message}
     level: Literal["warning", "error"] | None = None  # events of this level; None: warning, without words
     words: tuple[Text, ...] = ()  # events of these words as well, whatever their level

@@ -29,7 +29,6 @@ from stoker.supervise.outlook import seen
 
 CALL_S = 45.0  # for all that is sent in one call: the next comes after a minute
 HEARTBEAT_S = 290.0  # five minutes, less what a timer is early
-NOBODY = "nobody is told: notify has neither routes nor a heartbeat"
 
 
 @click.command(epilog="Example: stoker notify /etc/stoker/fineweb.yaml --test")
@@ -44,7 +43,7 @@ def notify(pipeline: Pipeline, test: bool) -> int:
     """
     refuse(pipeline, [*word_faults(pipeline)])
     if not pipeline.notify.routes and pipeline.notify.heartbeat is None:
-        click.echo(NOBODY)
+        click.echo("nobody is told: notify has neither routes nor a heartbeat")
     elif test:
         return _test(pipeline)
     else:

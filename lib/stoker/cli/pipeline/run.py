@@ -166,14 +166,14 @@ class Foreground:
         ]
         teller = Child(NOTIFY, logs / "notify.log", command=("stoker.cli.main", NOTIFY))
         is_told = not names and not once and (pipeline.notify.routes or pipeline.notify.heartbeat)
-        self.teller = teller if is_told else None
+        self.tellers = [teller] if is_told else []  # of people
 
     def run(self) -> int:
         """Runs until stopped, done or failed; returns the exit code after every process below has ended."""
         set_child_subreaper()
         waiter = Waiter()
         waiter.signals(*(one for one in STOP_SIGNALS if one != signal.SIGHUP or not is_nohup()))
-        for child in self.everyone():
+        for child in (*self.children, *self.tellers):
             child.log.write_bytes(b"")
         if not self.passes_output:
             self.say("info", f"logs are in {self.children[0].log.parent}")
@@ -198,12 +198,6 @@ class Foreground:
         finally:
             waiter.close()
 
-    def everyone(self) -> Iterator[Child]:
-        """Yields the daemons, and the process that tells people."""
-        yield from self.children
-        if self.teller is not None:
-            yield self.teller
-
     def is_over(self) -> bool:
         """Returns whether every daemon has ended, and what a killed one left, which may be saving.
 
@@ -212,21 +206,20 @@ class Foreground:
         if any(child.process for child in self.children):
             return False
         self.tell(time.monotonic())  # of the end, too
-        if self.teller is not None and self.teller.process is not None:
+        if any(teller.process for teller in self.tellers):
             return False
         return self.kill_at == float("inf") or not children_tree(os.getpid())
 
     def tell(self, now: float) -> None:
         """Calls `stoker notify` each minute, once more at the end, and says what it said."""
-        if (teller := self.teller) is None:
-            return
-        if (code := teller.poll({"body": {}})) is not None:
-            for line in teller.last_words() or [how_it_ended(code)] * (code != 0):
-                self.say("warning", harmless(line), NOTIFY)
-            teller.log.write_bytes(b"")
-        if teller.process is None and now >= teller.start_at:
-            teller.start_at = now + NOTIFY_EVERY_S if self.stopping is None else float("inf")
-            teller.start(self.pipeline.file)
+        for teller in self.tellers:
+            if (code := teller.poll({"body": {}})) is not None:
+                for line in teller.last_words() or [how_it_ended(code)] * (code != 0):
+                    self.say("warning", harmless(line), NOTIFY)
+                teller.log.write_bytes(b"")
+            if teller.process is None and now >= teller.start_at:
+                teller.start_at = now + NOTIFY_EVERY_S if self.stopping is None else float("inf")
+                teller.start(self.pipeline.file)
 
     def status(self) -> Daemons:
         """Returns the status of each daemon here."""
@@ -257,7 +250,8 @@ class Foreground:
 
     def end_strays(self, now: float) -> None:
         """Reaps what lost its parent; kills every process below once the time for a stop is over."""
-        reap_strays({child.process.pid for child in self.everyone() if child.process})
+        known = (*self.children, *self.tellers)
+        reap_strays({child.process.pid for child in known if child.process})
         if now >= self.kill_at:
             self.kill_at = float("inf")
             self.say("error", "a process does not stop; killing all that is left")
@@ -318,8 +312,8 @@ class Foreground:
         self.kill_at = time.monotonic() + self.pipeline.supervise.stop_time + STOP_MARGIN_S
         for child in self.children:
             child.signal(signal.SIGTERM)
-        if self.teller is not None:
-            self.teller.start_at = 0.0
+        for teller in self.tellers:
+            teller.start_at = 0.0
 
 
 @click.command(epilog="Example: stoker run demo-run/demo.yaml --until-done")
