@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo
 
 from pydantic import (
     BaseModel,
@@ -172,6 +171,8 @@ def read_precision(value: object) -> object:
 
 def read_zone(value: object) -> str:
     """Reads the name of a time zone in the IANA's database."""
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 - 300 KB that a daemon needs for this alone
+
     text = read_text(value)
     try:
         ZoneInfo(text)
