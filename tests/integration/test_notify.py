@@ -314,6 +314,8 @@ def test_the_heartbeat_is_called_while_it_is_not_broken_and_a_dead_daemon_is_tol
     told.layout.lock(TRAIN_SUPERVISOR).write_text(json.dumps(dead))
     record = read_record(told.layout.notify)
     write_record(told.layout.notify, {**record, "heartbeat": 0.0})
+    assert told.run() == 0
+    assert told.got == [], "it may be one that is just started again"
     assert told.run() == 0 and told.run() == 0
     assert [one["title"] for one in told.got] == [
         "error: own: broken: the train supervisor was killed and does not run"

@@ -254,8 +254,12 @@ def judged(grade: Grade, *events: str) -> Verdict:
 def test_a_changed_verdict_is_told_once_where_no_event_tells_of_it(
     keys: dict[str, Any], trouble: list[str], verdict: Verdict, words: list[str], expected: Any
 ) -> None:
-    before = Progress(trouble=trouble)
-    progress, told = judged_for(route(**keys), before, verdict, set(words), "p")
+    first, told = judged_for(route(**keys), Progress(trouble=trouble), verdict, set(words), "p")
+    if verdict.hands:
+        assert told is None, "it may be a daemon that is just started again"
+    progress = first if told is None else first.after(told, NOW)
+    if told is None:
+        progress, told = judged_for(route(**keys), first, verdict, set(words), "p")
     assert (told and (told.level, told.lines[0])) == expected
     known = progress if told is None else progress.after(told, NOW)
     assert judged_for(route(**keys), replace(known, recent=[]), verdict, set(), "p")[1] is None

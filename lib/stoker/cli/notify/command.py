@@ -160,12 +160,15 @@ class Call:
         except (StokerError, OSError) as problem:
             say(str(problem))
             return True
+        before = [*self.books.routes]
         for n, queue in enumerate(queues):
             words = {message.word for message in queue}
             pair = self.routes[n], self.books.routes[n]
             self.books.routes[n], changed = judged_for(*pair, judged, words, self.pipeline.name)
             if changed is not None:
                 queue.append(changed)
+        if self.books.routes != before:
+            self.books.write()
         return judged.grade == "broken"
 
     def _send(self, n: int, waiting: Sequence[Message]) -> None:

@@ -25,7 +25,8 @@ class Progress:
 
     `places` are up to where each daemon's log is done with: the number and the latest time of its events.
     `ahead` are events that were sent before ones that wait, `recent` the time and word of each message within
-    an hour, `trouble` what it was told to need a hand, `day` the date of its last morning line.
+    an hour, `trouble` what it was told to need a hand, `suspect` what needed one at the last call, `day` the
+    date of its last morning line.
     """
 
     places: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Progress:
     failing_since: float | None = None
     left_out: int = 0
     trouble: Sequence[str] = ()
+    suspect: Sequence[str] = ()
     day: str = ""
 
     def after(self, message: Message, now: float, *, is_sent: bool = True) -> Progress:
@@ -87,16 +89,20 @@ def caught_up(
 def judged_for(
     route: Route, progress: Progress, judged: Verdict, words: set[str], pipeline: str
 ) -> tuple[Progress, Message | None]:
-    """Returns the message about a changed verdict, if any; events of these words tell of it themselves."""
+    """Returns the message about a changed verdict, if any; events of these words tell of it themselves.
+
+    What is seen for the first time may be a daemon that is just started again: the next call tells it.
+    """
     if route.least is None:
         return progress, None
     standing = {_key(each): each for each in judged.hands if route.least in ("warning", _level(each))}
-    told = words | {word for _, word in progress.recent}
-    new = [each for key, each in standing.items() if key not in progress.trouble and each.event not in told]
+    lasting = {key: each for key, each in standing.items() if key in (*progress.suspect, *progress.trouble)}
+    progress, told = replace(progress, suspect=[*standing]), words | {word for _, word in progress.recent}
+    new = [each for key, each in lasting.items() if key not in progress.trouble and each.event not in told]
     if not new and (standing or not progress.trouble):
-        return replace(progress, trouble=[*standing]), None
+        return replace(progress, trouble=[*lasting]), None
     level = max(map(_level, new), key=LEVELS.index, default="info")
-    return progress, of_verdict(pipeline, judged, level, new, {"trouble": [*standing]})
+    return progress, of_verdict(pipeline, judged, level, new, {"trouble": [*lasting]})
 
 
 def _key(found: Finding) -> str:
