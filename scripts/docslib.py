@@ -59,6 +59,8 @@ VALUES = {
     **{"Seconds": "duration", "PositiveSeconds": "duration", "Share": "0 to 1", "ShareBelowOne": "0 to 1"},
     **{"AutoOrCount": "`auto` or a count", "Epochs": "`unlimited` or a count", "Devices": "`auto`"},
     **{"Precision": "`auto`, `float32`, `bfloat16`", "Follow": "`false`, `new_commits`"},
+    **{"Secret": "text, never shown", "SecretWords": "words of a command, never shown"},
+    **{"Clock": "`HH:MM`", "Hours": "`HH:MM-HH:MM`", "Zone": "name of a time zone"},
     "KindName": ", ".join(f"`{kind}`" for kind in SOURCES),
 }
 # Exit codes that no class of errors stands for.
@@ -243,10 +245,22 @@ def configuration() -> str:
             if name.startswith("_") or "ClassVar" in kind:
                 continue
             path, inner = prefix + name, kind.removesuffix(" | None")
+            if (listed := re.fullmatch(r"tuple\[(\w+), \.\.\.\]", inner)) and listed[1] in classes:
+                about = (ast.get_docstring(classes[listed[1]][0]) or "").split("\n")[0]
+                yield (
+                    f"`{path}`",
+                    "list of mappings of the keys below",
+                    "`[]`",
+                    f"{about} {comment_of.get(path)}",
+                )
+                yield from keys(listed[1], f"{path}[].")
+                continue
             meaning = comment_of.get(path) or comments(lines, node)
             if inner not in classes:
                 value = node.value.value if isinstance(node.value, ast.Constant) else None
-                literal = "null" if value is None else str(value)
+                literal = (
+                    "[]" if isinstance(node.value, ast.Tuple) else "null" if value is None else str(value)
+                )
                 shown = f"`{default.get(path, literal)}`" if path not in REQUIRED else "required"
                 yield f"`{path}`", values(node.annotation), shown, meaning.replace("None", "null")
                 continue

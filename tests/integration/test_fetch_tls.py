@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import ssl
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from support.fetch_fixtures import (  # noqa: F401 - found by their names
 )
 from support.hub_listing import result_of
 from support.loopback_hub import LoopbackHub, noise
-from support.small_server import Request, small_server
+from support.small_server import Request, own_certificate, small_server
 
 DATA = noise(50_000, 1)
 OPENSSL = shutil.which("openssl")
@@ -47,17 +45,7 @@ def answer(request: Request) -> None:
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
-    home = tmp_path_factory.mktemp("tls")
-    key, certificate = home / "key.pem", home / "certificate.pem"
-    made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout {key} -out {certificate}"
-    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-    subprocess.run(
-        [str(OPENSSL), *made.split(), "-subj", "/CN=localhost", "-addext", names],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context, certificate = own_certificate(tmp_path_factory.mktemp("tls"))
     with small_server(answer, context=context) as server:
         yield Secure(f"https://localhost:{server.port}", certificate)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 RELAY_S = 10.0
@@ -19,6 +21,7 @@ class Request(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: SmallServer
+    body = b""  # of a POST
 
     def log_message(self, *_: object) -> None:
         pass
@@ -26,6 +29,10 @@ class Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append((self.command, self.path, dict(self.headers)))
         self.server.answer(self)
+
+    def do_POST(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.do_GET()
 
     def do_CONNECT(self) -> None:
         """As a proxy does."""
@@ -74,7 +81,7 @@ def small_server(
     server = SmallServer(answer, host)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
         yield server
@@ -82,6 +89,18 @@ def small_server(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def own_certificate(home: Path) -> tuple[ssl.SSLContext, Path]:
+    """Make a certificate for localhost that nobody vouches for; a server's context, and its file."""
+    key, certificate = home / "key.pem", home / "certificate.pem"
+    made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout {key} -out {certificate}"
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    command = ["openssl", *made.split(), "-subj", "/CN=localhost", "-addext", names]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context, certificate
 
 
 def _relay(one: socket.socket, other: socket.socket) -> None:

@@ -161,7 +161,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def test_no_unit_is_exposed_by_more_than_two_points_with_what_its_pipeline_adds(machine: Machine) -> None:
-    others = ["stoker-audit@one.service", "stoker-scrub@one.service", f"stoker-failed@{SUPERVISOR}.service"]
+    others = [f"stoker-{name}@one.service" for name in ("audit", "scrub", "notify")]
+    others.append(f"stoker-failed@{SUPERVISOR}.service")
     for unit in (*ONE, TWO, *others):
         scored = machine.box.run(
             "systemd-analyze", "security", "--no-pager", "--threshold=20", unit, check=False

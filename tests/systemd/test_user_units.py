@@ -54,7 +54,7 @@ def test_each_unit_has_its_twin_for_users_and_differs_only_in_place_and_owner() 
 
 def test_every_service_has_the_same_sandbox() -> None:
     found = [SANDBOX.search(path.read_text()) for path in sorted(UNITS.glob("stoker-*.service"))]
-    assert len(found) == 6
+    assert len(found) == 7
     assert len({tuple(re.findall(r"^\w+=.*", one[0], re.MULTILINE)) for one in found if one is not None}) == 1
     assert None not in found
 

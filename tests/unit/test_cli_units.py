@@ -11,7 +11,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.exposure import exposure
-from stoker.cli.pipeline.units import AUDITS
+from stoker.cli.pipeline.units import BESIDE
 from stoker.config.load import load_pipeline
 from stoker.corpus.http.hub import hub_token, token_file_flaw
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
@@ -37,7 +37,7 @@ def units(root: Path, *options: str) -> int:
 
 
 def written(root: Path) -> dict[str, Path]:
-    of = (*DAEMONS, *AUDITS)
+    of = (*DAEMONS, *BESIDE)
     return {daemon: root / SYSTEM.drop_in(daemon, "mine").relative_to("/") for daemon in of}
 
 

@@ -33,7 +33,24 @@ from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
         ("kind: folder", "kind: fodler", ["mine.yaml:6: dataset.source.kind", "did you mean 'folder'?"]),
         ("name: prose", "name: {a: 1}", ["mine.yaml:5: dataset.name", "is a mapping"]),
         ("train:", "plan: 7\ntrain:", ["mine.yaml:7: plan: must be a mapping", "not '7'"]),
-        ("train:", "notify: mail\ntrain:", ["mine.yaml:7: notify: must be a list"]),
+        ("train:", "notify: mail\ntrain:", ["mine.yaml:7: notify: must be a mapping"]),
+        *(
+            ("train:", f"notify:\n  {line}\ntrain:", [f"mine.yaml:8: notify.{error}"])
+            for line, error in (
+                ("routes: mail", "routes: must be a list"),
+                ("routes: [{}]", "routes[0]: needs one of url, url_file and command; write one of the three"),
+                ("routes: [{url: a, command: b}]", "routes[0]: needs one of url, url_file and command"),
+                ("routes: [{url: {}}]", "routes[0].url: is a mapping; write text"),
+                ("routes: [{urll: a}]", "routes[0].urll: unknown key; did you mean 'url'?"),
+                ("routes: [{url: a, level: err}]", "routes[0].level: 'err' is not one of warning, error"),
+                ("routes: [{url: a, quiet: 22-7}]", "routes[0].quiet: '22-7' is not a time from one hour to"),
+                ("routes: [{url: a, most_an_hour: 0}]", "routes[0].most_an_hour: must be 1 or more"),
+                ("daily: '7:30'", "daily: '7:30' is not a time of day; write one from 00:00 to 23:59"),
+                ("timezone: Europe/Bonn", "timezone: there is no time zone 'Europe/Bonn'; write one like"),
+                ("timezone: Europe", "timezone: there is no time zone 'Europe'"),
+                ("timezone: ../x", "timezone: there is no time zone '../x'"),
+            )
+        ),
         ("hot: hot\n", "", ["mine.yaml:1: hot: is required"]),
         ("model: tiny", "model: {layers: 2, width: 64, heads: 4}", ["train.model.ffn_width: is required"]),
     ],
@@ -245,7 +262,6 @@ def test_an_expression_with_a_group_a_known_word_or_none_is_right(tmp_path: Path
     ("old", "new", "key"),
     [
         ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "train.launcher.processes"),
-        ("train:", "notify: [mail]\ntrain:", "notify"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_by_its_key(

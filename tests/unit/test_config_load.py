@@ -284,7 +284,7 @@ def test_what_may_surprise_is_noted(tmp_path: Path, text: str, keys: list[str]) 
     assert [".".join(map(str, note.path)) for note in notes(load_text(tmp_path, text))] == keys
 
 
-def test_secrets_are_masked() -> None:
+def test_secrets_are_masked(tmp_path: Path) -> None:
     assert (
         masked("endpoint", "https://user:pass@hub.example/x?sig=abc")
         == "https://********@hub.example/x?********"
@@ -292,6 +292,10 @@ def test_secrets_are_masked() -> None:
     assert masked("hub_token", "hf_abc") == "********"
     assert masked("notify", ["https://hooks.example/secret-path"]) == ("********",)
     assert masked("text_column", "text") == "text"
+    routes = "[{url: 'ntfy://x/T0P'}, {command: [curl, 'https://x/T0P']}]"
+    file = write_pipeline(tmp_path, f"{MINIMAL}notify: {{routes: {routes}, heartbeat: 'https://x/T0P'}}\n")
+    assert "T0P" not in effective_yaml(load_pipeline(file, {})) + repr(load_pipeline(file, {}))
+    assert load_text(tmp_path, f"{MINIMAL}notify: []\n").notify == load_text(tmp_path, MINIMAL).notify
 
 
 def test_loading_imports_nothing_heavy_and_is_quick(tmp_path: Path) -> None:

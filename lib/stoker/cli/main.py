@@ -65,6 +65,7 @@ COMMANDS = {
     "config": ("pipeline.config", "Check a pipeline file, or show the settings in force."),
     "memory": ("stoker.memory.group:memory", "Record, show and diagnose what memory is taken."),
     "units": ("pipeline.units", "Show or write what the systemd units take from a file."),
+    "notify": ("notify.command", "Tell people what is due: events, the verdict, the morning line."),
     "client": ("runs.client", "Print the client for a trainer of your own."),
     "help": ("main", "Show the help of a command."),
     "version": ("main", "Show the version of Stoker."),
@@ -74,7 +75,7 @@ SECTIONS = {
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay",
-    "Things": "data checkpoint quarantine config memory units client",
+    "Things": "data checkpoint quarantine config memory units notify client",
     "Help": "help version",
 }
 GOES = "the former name goes with the next version"
@@ -230,3 +231,7 @@ def _sentence(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return f"{text}; run this as its owner or as a member of its group, or correct its mode"
     return f"{text}; check that path and its disk, then try again"
+
+
+if __name__ == "__main__":  # `stoker run` starts `stoker notify` so
+    main()

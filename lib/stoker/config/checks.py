@@ -357,8 +357,5 @@ def _too_long(train: Train, horizon: int) -> str:
 def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:
     """Yields the values that this version does not support: refused, never ignored in silence."""
     train = pipeline.train
-    for asks, key, text in (
-        (train.launcher.processes > 1, "train.launcher.processes", "trains in one process only; write 1"),
-        (pipeline.notify, "notify", "sends no notifications yet; write []"),
-    ):
-        yield asks, key, f"this version {text}"
+    text = "this version trains in one process only; write 1"
+    yield train.launcher.processes > 1, "train.launcher.processes", text

@@ -39,6 +39,8 @@ def section_at(path: KeyPath) -> type[BaseModel] | None:
     """Returns the schema of the mapping at path; None where no mapping is expected there."""
     section: type[BaseModel] | None = Pipeline
     for part in path:
+        if isinstance(part, int):  # an item of a list of sections
+            continue
         if section is None or part not in section.model_fields:
             return None
         annotation: Any = section.model_fields[str(part)].annotation

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SecretStr,
     SerializationInfo,
     ValidationInfo,
 )
@@ -168,6 +169,20 @@ def read_precision(value: object) -> object:
     return {"fp32": "float32", "bf16": "bfloat16"}.get(value, value)
 
 
+def read_zone(value: object) -> str:
+    """Reads the name of a time zone in the IANA's database."""
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 - 300 KB that a daemon needs for this alone
+
+    text = read_text(value)
+    try:
+        ZoneInfo(text)
+    except (KeyError, OSError, ValueError) as problem:
+        raise ValueError(
+            f"there is no time zone {text!r}; write one like Europe/Berlin, or null"
+        ) from problem
+    return text
+
+
 def _named(pattern: str, otherwise: str) -> Callable[[object], str]:
     def read(value: object) -> str:
         text = read_text(value)
@@ -185,6 +200,10 @@ _name = _named(
 _dataset_name = _named(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", "dataset's name; use letters, digits, . _ and -, at most 80 of them"
 )
+
+_TIME = r"([01]\d|2[0-3]):[0-5]\d"
+_clock = _named(_TIME, "time of day; write one from 00:00 to 23:59, in quotes")
+_hours = _named(f"{_TIME}-{_TIME}", "time from one hour to another; write one like 22:00-07:00")
 
 AS_WRITTEN = {"notation": "file"}  # the context of a dump whose values have the notation of the file
 
@@ -208,6 +227,12 @@ Number = Annotated[float, BeforeValidator(read_number)]
 
 Text = Annotated[str, BeforeValidator(read_text)]
 Words = Annotated[tuple[Annotated[str, BeforeValidator(read_word)], ...], BeforeValidator(read_words)]
+Secret = Annotated[SecretStr, BeforeValidator(read_text)]
+SecretWord = Annotated[SecretStr, BeforeValidator(read_word)]
+SecretWords = Annotated[tuple[SecretWord, ...], BeforeValidator(read_words)]
+Clock = Annotated[str, BeforeValidator(_clock)]
+Hours = Annotated[str, BeforeValidator(_hours)]
+Zone = Annotated[str, BeforeValidator(read_zone)]
 Name = Annotated[str, BeforeValidator(_name)]
 DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
 Flag = Annotated[bool, BeforeValidator(read_flag)]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from stoker.config.reading import (
     AutoOrCount,
+    Clock,
     DatasetName,
     Epochs,
     FilePath,
     Follow,
+    Hours,
     Name,
     Natural,
     Number,
@@ -21,10 +23,13 @@ from stoker.config.reading import (
     PositiveSeconds,
     PositiveSize,
     Seconds,
+    Secret,
+    SecretWords,
     Section,
     ShareBelowOne,
     Size,
     Text,
+    Zone,
 )
 from stoker.config.schema_train import Train
 from stoker.config.sources import SOURCES, SourceKind
@@ -232,6 +237,43 @@ class Metrics(Section):
     ports: Ports = Ports()
 
 
+class Route(Section):
+    """A way to a person: one of url, url_file and command."""
+
+    url: Secret | None = None  # of apprise, such as ntfys://HOST/TOPIC
+    url_file: FilePath | None = None  # the same, alone in a file
+    command: SecretWords = ()  # gets the text on its standard input, and in place of {message}
+    level: Literal["warning", "error"] | None = None  # events of this level; None: warning, without words
+    words: tuple[Text, ...] = ()  # events of these words as well, whatever their level
+    quiet: Hours | None = None  # local time; errors pass, the rest waits until their end
+    most_an_hour: Positive = 6  # messages; then what comes is gathered into one
+
+    @model_validator(mode="after")
+    def _has_one_address(self) -> Route:
+        if sum(map(bool, (self.url, self.url_file, self.command))) != 1:
+            raise ValueError("needs one of url, url_file and command; write one of the three")
+        return self
+
+    @property
+    def least(self) -> str | None:
+        """The level from which on all is told; None: its words alone."""
+        return self.level or (None if self.words else "warning")
+
+
+class Notify(Section):
+    """What tells people how it goes; an empty list stands for nothing of all this."""
+
+    routes: tuple[Route, ...] = ()
+    daily: Clock | None = None
+    heartbeat: Secret | None = None
+    timezone: Zone | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_nothing(cls, value: Any) -> Any:
+        return {} if value == [] else value
+
+
 class Pipeline(Section):
     """A checked pipeline file; all its paths are absolute."""
 
@@ -250,7 +292,7 @@ class Pipeline(Section):
     supervise: Supervise = Supervise()
     quarantine: Quarantine = Quarantine()
     metrics: Metrics = Metrics()
-    notify: tuple[Text, ...] = ()
+    notify: Notify = Notify()
     _file: Path = PrivateAttr(default=Path())
 
     @property

@@ -11,13 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from pydantic import SecretStr
 
 from stoker.config.reading import AS_WRITTEN
 from stoker.config.schema import OF_DATA, Pipeline
 from stoker.config.schema_train import OF_BUILT_IN
 
 MASK = "********"
-_SECRET_KEY = re.compile(r"^notify$|(^|_)(token|secret|password|key)$")
+_SECRET_KEY = re.compile(r"^(notify|url|heartbeat)$|(^|_)(token|secret|password|key)$")
 
 
 def effective_yaml(pipeline: Pipeline) -> str:
@@ -90,6 +91,8 @@ def masked(name: str, value: Any) -> Any:
         return tuple(masked(name, inner) for inner in _without_secret_words(value))
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, SecretStr):
+        return MASK
     if not isinstance(value, str):
         return value
     if _SECRET_KEY.search(name):

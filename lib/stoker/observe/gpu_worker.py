@@ -1,8 +1,8 @@
 """The worker that samples the GPUs through NVML, and sends each Xid as it comes.
 
 It asks the driver, which may hang in the kernel: so it is a process with a deadline. Messages: `sample` every
-few seconds, and `xid`. It ends with the result {"absent": why} where the machine has no NVIDIA driver. While it runs, it
-holds the driver's devices open.
+few seconds, and `xid`. It ends with the result {"absent": why} where the machine has no NVIDIA driver. While
+it runs, it holds the driver's devices open.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class Facts:
 
     `daemons` are those that it needs, as `read_status` returns them; `record` is the body of run.json, None
     before the run. `left` says when the run is done, or why that is not known; `times` of all work and disks.
+    `found` is what was met besides.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Facts:
     record: Mapping[str, Any] | None = None
     left: str = ""
     times: Mapping[str, Left] = field(default_factory=dict)
+    found: tuple[Finding, ...] = ()
 
     def body(self, daemon: str) -> Mapping[str, Any]:
         """Returns the last status of a daemon that runs; {} for any other."""
@@ -71,7 +73,7 @@ class Verdict:
 
 def verdict(facts: Facts) -> Verdict:
     """Returns the judgement."""
-    found = [_filled(each, facts) for rule in RULES for each in rule(facts)]
+    found = [_filled(each, facts) for each in (*facts.found, *(one for rule in RULES for one in rule(facts)))]
     found.sort(key=lambda each: -GRADES.index(each.grade))
     hands = tuple(each for each in found if each.grade in ("needs a hand", "broken"))
     grade = found[0].grade if found else "well"

@@ -39,6 +39,7 @@ class StateLayout:
         self.shard_sets_lock = self.locks / "shard-sets.lock"
         self.requests_done = state / "requests" / "done"
         self.audit = state / "audit.json"  # the verdict of the last audit that was kept
+        self.notify = state / "notify.json"  # what `stoker notify` has sent
         self.receipts = state / "receipts"
         self.sources = state / "sources"
         self.datasets = state / "datasets"

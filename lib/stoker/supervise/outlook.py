@@ -6,6 +6,7 @@ import contextlib
 import time
 from bisect import bisect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ TAIL_BYTES = 4 << 20  # of a training log: some 12,000 rows
 
 def gather(pipeline: Pipeline, daemons: Mapping[str, Mapping[str, Any]] | None = None) -> Facts:
     """Returns the facts of a pipeline; `daemons` are their statuses where they were read before."""
+    facts = seen(pipeline, daemons)
+    left = times_left(pipeline, facts.daemons)
+    return replace(facts, left=str(left["run"]) if "run" in left else "", times=left)
+
+
+def seen(pipeline: Pipeline, daemons: Mapping[str, Mapping[str, Any]] | None = None) -> Facts:
+    """Returns the facts without the times left, which take some tenths of a second."""
     found = read_status(pipeline.layout) if daemons is None else daemons
     needed = found if pipeline.has_data else {TRAIN_SUPERVISOR: found[TRAIN_SUPERVISOR]}
-    left = times_left(pipeline, needed)
-    record = run_record(pipeline)
-    shown = str(left["run"]) if "run" in left else ""
-    return Facts(pipeline.name, str(pipeline.file), needed, record, shown, left)
+    return Facts(pipeline.name, str(pipeline.file), needed, run_record(pipeline))
 
 
 def run_record(pipeline: Pipeline) -> Mapping[str, Any] | None:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from stoker.cli.options import pipeline_file, printable
+from stoker.cli.pipeline.addresses import address_faults, exposed, word_faults
 from stoker.cli.pipeline.beside import linked_checkpoints, shared_ports, whole_run
 from stoker.cli.pipeline.prospects import disappointments, of_text, training_days
 from stoker.cli.worker_jobs import WorkerFailed, Workers
@@ -68,7 +69,9 @@ def check(pipeline: Pipeline) -> None:
     and conflicts with the state directory, the disks and the source. `stoker run` makes the same checks. Exit
     code 78: something is wrong.
     """
-    for warning in checked(pipeline):
+    warnings = checked(pipeline)
+    refuse(pipeline, [*address_faults(pipeline)])
+    for warning in warnings:
         click.echo(f"warning: {warning}")
     click.echo(f"ok: {_summary(pipeline)}")
 
@@ -121,7 +124,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
     """
     if not pipeline.has_data:
         faults = [*_surroundings(pipeline), *_run_faults(pipeline, None), *_program_faults(pipeline)]
-        return faults, [*notes(pipeline), *shared_ports(pipeline)]
+        return faults, [*notes(pipeline), *shared_ports(pipeline), *exposed(pipeline)]
     asked_of_tokenizer(pipeline)
     seen, whole = _survey(pipeline), None
     faults, warnings = _columns(pipeline, seen)
@@ -140,6 +143,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
     coming = disappointments(pipeline, whole, training_days(pipeline)) if pipeline.train.follows_plan else []
     warnings = [*notes(pipeline, whole_run(pipeline)[0]), *warnings, *shared_ports(pipeline)]
+    warnings += exposed(pipeline)
     return faults, [*warnings, *_source_warnings(pipeline, seen), *coming]
 
 
@@ -147,6 +151,7 @@ def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:
     """Yields faults of this machine and its environment."""
     if why := another_owner(pipeline):
         yield Fault(("state",), why)
+    yield from word_faults(pipeline)
     yield from (Fault(*found) for found in nested_through_links(pipeline))
     yield from linked_checkpoints(pipeline)
     metrics, source = Metrics("config"), pipeline.dataset.source

@@ -38,6 +38,7 @@ from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
 
 PROMPT = "Once upon a time"
 TURN_S = 0.5
+NOTIFY, NOTIFY_EVERY_S = "notify", 60.0  # the command, and the time between its calls
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Before READY these exit codes mean that the next start would fail too: usage, data, a taken port, a wrong
 # key.
@@ -61,6 +62,7 @@ class Child:
     was_ready: bool = False
     start_at: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 60.0))
+    command: tuple[str, ...] = ()  # words for Python; by default the daemon's module
     passes_output: bool = False  # the trainer's, to this process's own stdout and stderr
 
     def start(self, file: Path, *options: str) -> None:
@@ -70,8 +72,9 @@ class Child:
             for descriptor in passed:
                 until_started.callback(os.close, descriptor)
             environ = {TRAINER_OUTPUT: ",".join(map(str, passed))} if passed else {}
+            words = self.command or (f"stokerd.{self.name}",)
             self.process = subprocess.Popen(
-                launch_command([sys.executable, "-P", "-m", f"stokerd.{self.name}", str(file), *options]),
+                launch_command([sys.executable, "-P", "-m", *words, str(file), *options]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -161,13 +164,16 @@ class Foreground:
         self.children = [
             Child(name, logs / f"{name}.log", passes_output=passes_output) for name in names or working
         ]
+        teller = Child(NOTIFY, logs / "notify.log", command=("stoker.cli.main", NOTIFY))
+        is_told = not names and not once and (pipeline.notify.routes or pipeline.notify.heartbeat)
+        self.tellers = [teller] if is_told else []  # of people
 
     def run(self) -> int:
         """Runs until stopped, done or failed; returns the exit code after every process below has ended."""
         set_child_subreaper()
         waiter = Waiter()
         waiter.signals(*(one for one in STOP_SIGNALS if one != signal.SIGHUP or not is_nohup()))
-        for child in self.children:
+        for child in (*self.children, *self.tellers):
             child.log.write_bytes(b"")
         if not self.passes_output:
             self.say("info", f"logs are in {self.children[0].log.parent}")
@@ -199,7 +205,21 @@ class Foreground:
         """
         if any(child.process for child in self.children):
             return False
+        self.tell(time.monotonic())  # of the end, too
+        if any(teller.process for teller in self.tellers):
+            return False
         return self.kill_at == float("inf") or not children_tree(os.getpid())
+
+    def tell(self, now: float) -> None:
+        """Calls `stoker notify` each minute, once more at the end, and says what it said."""
+        for teller in self.tellers:
+            if (code := teller.poll({"body": {}})) is not None:
+                for line in teller.last_words() or [how_it_ended(code)] * (code != 0):
+                    self.say("warning", harmless(line), NOTIFY)
+                teller.log.write_bytes(b"")
+            if teller.process is None and now >= teller.start_at:
+                teller.start_at = now + NOTIFY_EVERY_S if self.stopping is None else float("inf")
+                teller.start(self.pipeline.file)
 
     def status(self) -> Daemons:
         """Returns the status of each daemon here."""
@@ -218,6 +238,8 @@ class Foreground:
                 status = self.status()  # its last
                 self.output.refresh(now, status)  # print the daemon's last events before its end
                 self.ended(child, code, status[child.name]["body"].get("run_state"))
+        if self.stopping is None:
+            self.tell(now)
         self.end_strays(now)
         if self.until_done and self.stopping is None and self.is_done(status, now):
             self.say("info", "the run is finished; stopping the daemons")
@@ -228,7 +250,8 @@ class Foreground:
 
     def end_strays(self, now: float) -> None:
         """Reaps what lost its parent; kills every process below once the time for a stop is over."""
-        reap_strays({child.process.pid for child in self.children if child.process})
+        known = (*self.children, *self.tellers)
+        reap_strays({child.process.pid for child in known if child.process})
         if now >= self.kill_at:
             self.kill_at = float("inf")
             self.say("error", "a process does not stop; killing all that is left")
@@ -289,6 +312,8 @@ class Foreground:
         self.kill_at = time.monotonic() + self.pipeline.supervise.stop_time + STOP_MARGIN_S
         for child in self.children:
             child.signal(signal.SIGTERM)
+        for teller in self.tellers:
+            teller.start_at = 0.0
 
 
 @click.command(epilog="Example: stoker run demo-run/demo.yaml --until-done")

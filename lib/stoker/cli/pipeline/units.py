@@ -32,7 +32,7 @@ from stoker.systemd.units import SYSTEM, Account, Manager, account_of, allows, u
 MODE = 0o644
 EXIT_DIFFERS = 1
 _QUOTED = re.compile(r"""(['"])(.*)\1""")
-AUDITS = ("audit", "scrub")  # which read as the daemons' user, and keep their verdict in `state`
+BESIDE = ("audit", "scrub", "notify")  # what timers start: as the daemons' user, with a record in `state`
 
 
 def as_units_have_it(file: Path) -> Pipeline:
@@ -100,7 +100,7 @@ def drop_ins_of(
 
 def _working(pipeline: Pipeline) -> list[str]:
     daemons = [daemon for daemon in DAEMONS if pipeline.has_data or daemon == TRAIN_SUPERVISOR]
-    return [*daemons, *AUDITS]
+    return [*daemons, *BESIDE]
 
 
 def _below(root: Path, path: Path) -> Path:
