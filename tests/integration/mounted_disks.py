@@ -8,6 +8,7 @@ Run by test_dead_mounts.py, in mounts of their own.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -93,7 +94,8 @@ def write_files(data: DataPipeline, first: int = 0, count: int = FILES) -> None:
 
 def plain(home: Path, **changes: Any) -> DataPipeline:
     """A pipeline with as few workers as can be, for each takes a moment to start."""
-    return make_pipeline(home, shard__release="never", tokenizer__engine="tokenizers", **changes)
+    tokenizer = {"file": os.environ["STOKER_TEST_TOKENIZER"], "engine": "tokenizers"}
+    return make_pipeline(home, shard__release="never", tokenizer=tokenizer, **changes)
 
 
 def pipeline(home: Path, **changes: Any) -> DataPipeline:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stoker.corpus.records.sources import write_source
 from stoker.plan.consumption import read_holdings
 from stoker.plan.log import read_plan
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
@@ -14,11 +17,15 @@ from stoker.supervise.audit.audit import audit_run
 from support.once import made_once
 from support.training import TrainPipeline
 from support.waiting import wait_until
-from support.warm_ground import EVERYTHING_OFF, FILES, SETTINGS, Ground
+from support.warm_ground import EVERYTHING_OFF, SETTINGS, Ground
 
 
-def evicted(run: TrainPipeline) -> set[str]:
-    return {path for path, source in run.data.sources().items() if source.evicted}
+def evict(run: TrainPipeline) -> None:
+    """What the stage-shard loop does once the run is done with its sets: test_warm has its real ways."""
+    for source in run.data.sources().values():
+        assert source.on_warm
+        shutil.rmtree(run.data.pipeline.hot_layout.shard_set("prose", str(source.key)))
+        write_source(run.data.pipeline.layout, replace(source, evicted=True))
 
 
 def test_a_second_run_has_the_sets_brought_back_that_the_first_is_done_with(
@@ -26,11 +33,9 @@ def test_a_second_run_has_the_sets_brought_back_that_the_first_is_done_with(
 ) -> None:
     ground = Ground(made_once(tmp_path_factory, "ground", Ground.make))
     first = TrainPipeline(ground.copy_of_peace(tmp_path, evict=EVERYTHING_OFF))
-    loop = first.data.start(STAGE_SHARD)
-    supervisor = None
+    evict(first)
+    loop = supervisor = None
     try:
-        wait_until(lambda: len(evicted(first)) == FILES, 60, "everything's leaving")
-        loop.stop()
         train = {**SETTINGS["train"], "run": "second", "steps": 20, "evaluate": {"tokens": 512}}
         second = TrainPipeline(ground.again(tmp_path, evict=EVERYTHING_OFF, plan={}, train=train))
         supervisor = second.start()
@@ -50,10 +55,6 @@ def test_a_second_run_has_the_sets_brought_back_that_the_first_is_done_with(
                 daemon.stop()
     assert audit_run(second.data.pipeline).findings == ()
     # Each has a plan of its own, over the same sets; the plan of one is no plan for the other.
-    before = first.run.plan.read_bytes()
     ours, theirs = read_plan(first.run.plan).segments[0], read_plan(layout.plan).segments[0]
     assert (ours.sets, ours.run_id != theirs.run_id) == (theirs.sets, True)
-    layout.plan.write_bytes(before)
-    ended = second.once()
-    assert ended.returncode == 65 and "another run" in ended.stderr
     assert read_record(layout.record)["heldout"]["windows"] > 0

@@ -86,13 +86,16 @@ WRONG: dict[Edit, tuple[str | None, list[str]]] = {
 }
 
 
+AS_A_NEW_VERSION = "dataset.version to 2 and train.run (now main) to a new name"
+
+
 @pytest.mark.parametrize("edit", WRONG, ids=lambda edit: edit.__name__)
 def test_what_is_wrong_is_wrong_for_the_check_the_run_and_the_daemon_it_concerns(
     pipeline: DataPipeline, edit: Edit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = pipeline.file.read_text()
     edited(pipeline, edit)
-    daemon, told = WRONG[edit]
+    (daemon, told), pin = WRONG[edit], pipeline.pin()
     try:
         for command in (["config", "check"], ["run", "--until-done"]):
             assert exit_code([*command, str(pipeline.file)]) == 78
@@ -102,6 +105,8 @@ def test_what_is_wrong_is_wrong_for_the_check_the_run_and_the_daemon_it_concerns
             refused = pipeline.once(daemon, LONG_S)
             assert refused.returncode == 78, refused.stderr
             assert any(words in refused.stderr for words in told)
+            assert edit is not other_data or AS_A_NEW_VERSION in refused.stderr
+            assert pipeline.pin() == pin
     finally:
         pipeline.file.write_text(right)
 

@@ -194,6 +194,7 @@ class TestDownloadWatchdog:
         finally:
             assert daemon.stop() == 0
 
+    @pytest.mark.long  # the test before proves the words, test_download_changes how --once is refused
     def test_once_refuses_a_missing_folder_with_a_sentence(self, tmp_path: Path) -> None:
         data = make_pipeline(tmp_path)
         data.source.rmdir()
@@ -360,79 +361,77 @@ def see_the_builders_end(data: DataPipeline, pid: int) -> None:
     assert int(first["daemon_pss_bytes"]) > 5 << 20 and int(first["state_free_bytes"]) > 0
 
 
-def test_later_files_join_while_both_daemons_stay_small_and_light(drained: Template, tmp_path: Path) -> None:
-    data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
-    write_fineweb(data.source / "a.parquet", 100, seed=0)
-    daemons = {name: data.start(name) for name in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
-    try:
-        wait_until(lambda: data.states().get("a.parquet") in PUBLISHED, what="the first set")
-        for number, name in enumerate("cb"):
-            write_fineweb(data.source / f"{name}.parquet", 100, seed=1 + number)
-        wait_until(lambda: list(data.states().values()) == ["released"] * 3, what="the later ones")
-        wait_until(lambda: data.pin().complete, what="the complete pin")
-        assert data.pin().listing == ("a.parquet", "b.parquet", "c.parquet")
-        body = wait_until(
-            lambda: data.status() if data.status()["files_done"] == 3 else {}, what="the status"
-        )
-        assert (body["files_of"], body["bytes_done"], body["eta_s"]) == (3, body["bytes_of"], None)
-        listers = [child_of(daemon.pid, "lister_worker").pid for daemon in daemons.values()]
-        for pid in [*(daemon.pid for daemon in daemons.values()), *listers]:
-            status = Path(f"/proc/{pid}/status").read_text()
-            assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) <= 45 * 1024, status
-            assert not HEAVY.search(Path(f"/proc/{pid}/maps").read_text())
-        tokens = sum(source.books.train_tokens for source in data.sources().values())
-
-        def told() -> bool:
-            """The records come first, and memory is measured every few seconds only."""
-            metrics = data.metrics(STAGE_SHARD)
-            return (
-                metrics["stoker_shard_tokens", "train"] == tokens
-                and metrics["stoker_shard_sources", "released"] == 3
-                and metrics["stoker_shard_workers_rss_bytes",] >= 10 * 2**20  # a lister at least
-            )
-
-        wait_until(told, what="the metrics of three sets and a lister")
-        see_the_builders_end(data, daemons[STAGE_SHARD].pid)
-        left = [process for daemon in daemons.values() for process in children_tree(daemon.pid)]
-    finally:
-        codes = [daemon.stop() for daemon in daemons.values()]
-    assert codes == [0, 0]
-    wait_gone(left, ENDING_S)
-
-
-@pytest.mark.root
-def test_a_full_state_disk_pauses_both_daemons_which_go_on_when_there_is_room(
+def test_later_files_join_while_both_daemons_stay_small_and_light_and_pause_on_a_full_state_disk(
     drained: Template, tmp_path: Path
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: mounts a small tmpfs")
     data = make_pipeline(tmp_path, tokenizer=drained.tokenizer)
     state = data.pipeline.layout.state
     state.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(state)], check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(state)]
+    is_small = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0
     try:
+        write_fineweb(data.source / "a.parquet", 100, seed=0)
         daemons = {name: data.start(name) for name in (DOWNLOAD_WATCHDOG, STAGE_SHARD)}
         try:
-            write_fineweb(data.source / "000.parquet", 50)
-            wait_until(lambda: data.states() == {"000.parquet": "released"}, what="the first set")
-            loop = daemons[STAGE_SHARD].process
-            loop.send_signal(signal.SIGSTOP)  # so that it finds a full disk with its next file
-            write_fineweb(data.source / "001.parquet", 50, seed=2)
-            wait_until(lambda: len(data.receipts()) == 2, what="its receipt")
-            fill(state / "filler")
-            write_fineweb(data.source / "002.parquet", 50, seed=3)
-            loop.send_signal(signal.SIGCONT)
-            for name, daemon in daemons.items():
-                wait_until(lambda: "state_unwritable" in daemon.said(), what=f"the pause of {name}")  # noqa: B023
-            assert list(data.states()) == ["000.parquet"]
-            (state / "filler").unlink()
-            wait_until(lambda: list(data.states().values()) == ["released"] * 3, what="the others")
+            wait_until(lambda: data.states().get("a.parquet") in PUBLISHED, what="the first set")
+            for number, name in enumerate("cb"):
+                write_fineweb(data.source / f"{name}.parquet", 100, seed=1 + number)
+            wait_until(lambda: list(data.states().values()) == ["released"] * 3, what="the later ones")
+            are_small_and_tell_all(data, daemons)
+            if is_small:
+                pause_until_there_is_room(data, daemons)
+            left = [process for daemon in daemons.values() for process in children_tree(daemon.pid)]
         finally:
             codes = [daemon.stop() for daemon in daemons.values()]
         assert codes == [0, 0]
+        wait_gone(left, ENDING_S)
     finally:
-        subprocess.run(["umount", "-l", str(state)], check=False)
+        subprocess.run(["umount", "-l", str(state)], check=False, capture_output=True)
+    if not is_small:
+        pytest.skip("a full state disk needs root and the right to mount a tmpfs: the rest passed")
+
+
+def are_small_and_tell_all(data: DataPipeline, daemons: dict[str, RunningDaemon]) -> None:
+    """Both daemons, their listers and the stage-shard loop's figures once three sets are there."""
+    wait_until(lambda: data.pin().complete, what="the complete pin")
+    assert data.pin().listing == ("a.parquet", "b.parquet", "c.parquet")
+    body = wait_until(lambda: data.status() if data.status()["files_done"] == 3 else {}, what="the status")
+    assert (body["files_of"], body["bytes_done"], body["eta_s"]) == (3, body["bytes_of"], None)
+    listers = [child_of(daemon.pid, "lister_worker").pid for daemon in daemons.values()]
+    for pid in [*(daemon.pid for daemon in daemons.values()), *listers]:
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert int(re.search(r"VmRSS:\s+(\d+)", status)[1]) <= 45 * 1024, status
+        assert not HEAVY.search(Path(f"/proc/{pid}/maps").read_text())
+    tokens = sum(source.books.train_tokens for source in data.sources().values())
+
+    def told() -> bool:
+        """The records come first, and memory is measured every few seconds only."""
+        metrics = data.metrics(STAGE_SHARD)
+        return (
+            metrics["stoker_shard_tokens", "train"] == tokens
+            and metrics["stoker_shard_sources", "released"] == 3
+            and metrics["stoker_shard_workers_rss_bytes",] >= 10 * 2**20  # a lister at least
+        )
+
+    wait_until(told, what="the metrics of three sets and a lister")
+    see_the_builders_end(data, daemons[STAGE_SHARD].pid)
+
+
+def pause_until_there_is_room(data: DataPipeline, daemons: dict[str, RunningDaemon]) -> None:
+    """A state disk that fills pauses both daemons, which go on when there is room."""
+    before, loop = list(data.states()), daemons[STAGE_SHARD].process
+    loop.send_signal(signal.SIGSTOP)  # so that it finds a full disk with its next file
+    write_fineweb(data.source / "d.parquet", 50, seed=4)
+    wait_until(lambda: len(data.receipts()) == 4, what="its receipt")
+    filler = data.pipeline.layout.state / "filler"
+    fill(filler)
+    write_fineweb(data.source / "e.parquet", 50, seed=5)
+    loop.send_signal(signal.SIGCONT)
+    for name, daemon in daemons.items():
+        wait_until(lambda: "state_unwritable" in daemon.said(), what=f"the pause of {name}")  # noqa: B023
+    assert list(data.states()) == before
+    filler.unlink()
+    wait_until(lambda: list(data.states().values()) == ["released"] * 5, what="the others")
 
 
 def fill(file: Path) -> None:

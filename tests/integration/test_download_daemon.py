@@ -24,7 +24,7 @@ from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401
 from support.loopback_hub import LoopbackHub, noise
 from support.mounts import WHY_NOT, apart
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline
+from support.pipelines import DataPipeline, Template
 from support.processes import RunningDaemon
 from support.waiting import wait_until
 from support.watchdogs import (
@@ -78,7 +78,7 @@ def is_complete(data: DataPipeline) -> bool:
 
 
 def test_a_slice_of_a_hubs_parquet_becomes_shard_sets_and_leaves_the_landing(
-    hub: LoopbackHub, tmp_path: Path
+    hub: LoopbackHub, drained: Template, tmp_path: Path
 ) -> None:
     repo = "org/whole"
     folder = hub.root / "dataset" / repo
@@ -91,6 +91,7 @@ def test_a_slice_of_a_hubs_parquet_becomes_shard_sets_and_leaves_the_landing(
         repo,
         {"exclude": ["old*"]},
         dataset__limit={"rows": 200},
+        tokenizer=drained.tokenizer,
         stage={"settle": "0s", "free_floor": "1MiB", "queue_files": 1},
         download__files_at_once=1,
     )
@@ -152,38 +153,30 @@ def test_kills_of_daemon_and_worker_cost_no_durable_byte_and_a_landing_that_goes
     assert [event["reason"] for event in data.events(WATCHDOG, "fetcher_died")] == ["killed by SIGKILL"]
 
 
-def test_a_worker_that_stands_still_is_replaced(hub: LoopbackHub, tmp_path: Path) -> None:
-    repo = "org/hang"
-    put(hub, repo, {"a.parquet": noise(SIZE, 1)})
-    data = from_hub(tmp_path, hub, repo, download__stall="6s")  # slow after 2 s below 20 KiB a second
-    hub.fault("trickle", path=repo, after=CUT, seconds=0.05, times=2)
-    daemon = data.start(WATCHDOG)
-    try:
-        wait_until(lambda: under_way(data).get("a.parquet", 0) >= CUT, what="durable bytes")
-        os.kill(fetch_worker(daemon).pid, signal.SIGSTOP)
-        wait_until(lambda: is_complete(data), what="the complete listing")
-    finally:
-        assert daemon.stop() == 0
-    assert data.events(WATCHDOG, "fetcher_stalled")
-    assert landed(data) == {"a.parquet": noise(SIZE, 1)}
-    assert hub.served(repo) < SIZE + CUT / 2
-
-
 def test_wrong_bytes_are_fetched_again_and_what_never_comes_right_is_given_up_until_asked_for_or_once(
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
+    """And a worker that stands still is replaced."""
     repo, files = "org/wrong", {f"{i}.parquet": noise(100_000, i) for i in range(4)}
+    files["slow.parquet"] = noise(SIZE, 1)
     put(hub, repo, files)
-    data = from_hub(tmp_path, hub, repo, download__attempts=2)
+    how = {"attempts": 2, "stall": "6s", "files_at_once": 2}  # slow after 2 s below 20 KiB a second
+    data = from_hub(tmp_path, hub, repo, download=how)
+    hub.fault("trickle", path=f"{repo}/slow.parquet", after=CUT, seconds=0.05, times=2)
     hub.fault("wrong", path=f"{repo}/1.parquet", after=5000)
     hub.fault("wrong", path=f"{repo}/2.parquet", after=5000, times=2)
     hub.fault("status", on="resolve", path="3.parquet", code=404, times=-1)
     daemon = data.start(WATCHDOG)
     try:
+        wait_until(lambda: len(data.receipts()) == 4, what="an end of each small file")
+        wait_until(lambda: under_way(data).get("slow.parquet", 0) >= CUT, what="durable bytes")
+        os.kill(fetch_worker(daemon).pid, signal.SIGSTOP)
         wait_until(lambda: is_complete(data), what="the complete listing")
+        assert data.events(WATCHDOG, "fetcher_stalled")
+        assert hub.served(f"{repo}/slow.parquet") < SIZE + CUT / 2
         states = {path: "given_up" if path in ("2.parquet", "3.parquet") else "verified" for path in files}
         assert receipt_states(data) == states
-        assert landed(data) == {path: files[path] for path in ("0.parquet", "1.parquet")}
+        assert landed(data) == {path: files[path] for path in ("0.parquet", "1.parquet", "slow.parquet")}
         told = [(event["path"], event["count"]) for event in data.events(WATCHDOG, "download_mismatch")]
         assert sorted(told) == [("1.parquet", 1), ("2.parquet", 1), ("2.parquet", 2)]
         reasons = [event["kind"] for event in data.events(WATCHDOG, "download_given_up")]
@@ -202,19 +195,12 @@ def test_wrong_bytes_are_fetched_again_and_what_never_comes_right_is_given_up_un
     assert landed(data) == {path: content for path, content in files.items() if path != "3.parquet"}
 
 
-def test_a_gated_repository_is_told_with_its_page_and_opens_with_a_token_and_a_failing_list_is_asked_again(
+def test_a_token_opens_a_gated_repository_whose_page_is_told_and_a_failing_list_is_asked_again(
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
     repo, files = "org/gated", {f"{i}.parquet": noise(1000, i) for i in range(5)}
     put(hub, repo, files)
     hub.control("set", gated={f"dataset/{repo}": "secret-token"}, page=2)
-    data = from_hub(tmp_path, hub, repo)
-    ended = data.once(WATCHDOG)
-    assert ended.returncode == 69
-    assert f"visit {hub.endpoint}/datasets/{repo}" in ended.stderr
-    assert not data.receipts() and not is_complete(data)
-    assert data.events(WATCHDOG, "source_unavailable")[-1]["kind"] == "gated"
-
     (tmp_path / "token").write_text("secret-token\n")
     data = from_hub(tmp_path, hub, repo, {"token_file": str(tmp_path / "token")})
     hub.fault("status", on="api", path="tree", code=500)
@@ -228,7 +214,8 @@ def test_a_gated_repository_is_told_with_its_page_and_opens_with_a_token_and_a_f
 
     # The next start knows nothing of it before its first look, and says so.
     hub.fault("slow_head", on="api", path=repo)
-    (tmp_path / "token").write_text("old-token\n")
+    (tmp_path / "token").unlink()
+    data = from_hub(tmp_path, hub, repo)
     daemon = data.start(WATCHDOG)
     try:
         status = wait_until(lambda: "looked" in data.status(WATCHDOG) and data.status(WATCHDOG))
@@ -237,8 +224,11 @@ def test_a_gated_repository_is_told_with_its_page_and_opens_with_a_token_and_a_f
         assert counts and all(map(math.isnan, counts.values()))
         lines = "\n".join(report_lines(Facts("data", "FILE", read_status(data.pipeline.layout))))
         assert "files              looking at the source; 4.9 KiB verified\n" in lines + "\n"
+        wait_until(lambda: any("slow_head" in kind for kind in hub.control("struck")), what="its first look")
         hub.control("release")
-        wait_until(lambda: "/datasets/org/gated" in data.status(WATCHDOG)["trouble"], what="the trouble")
+        trouble = wait_until(lambda: data.status(WATCHDOG).get("trouble"), what="the trouble")
+        assert f"visit {hub.endpoint}/datasets/{repo}" in trouble
+        assert data.events(WATCHDOG, "source_unavailable")[-1]["kind"] == "gated"
     finally:
         assert daemon.stop() == 0
 
@@ -298,6 +288,7 @@ def test_what_is_here_is_checked_released_and_brought_back_and_a_commit_is_for_w
         write_demand(layout, "prose", Demand({"d/4.parquet": unneeded["d/4.parquet"]}, missed))
         wait_until(lambda: receipt_states(data)["d/3.parquet"] == "verified", what="the file's coming back")
         wait_until(lambda: data.events(WATCHDOG, "landing_fetch_refused"), what="the refusal")
+        wait_until(lambda: is_complete(data), what="the complete listing")
     finally:
         assert daemon.stop() == 0
     assert landed(data) == {**files, "d/2.parquet.incomplete": b"half"} and is_complete(data)

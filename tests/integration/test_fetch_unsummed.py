@@ -11,7 +11,7 @@ from stoker.corpus.records.sources import PUBLISHED
 from stoker.shards.audit.audit import audit_sets
 from support.loopback_hub import noise
 from support.parquet import write_fineweb
-from support.pipelines import DataPipeline
+from support.pipelines import DataPipeline, Template
 from support.small_server import Request, small_server
 from support.watchdogs import WATCHDOG, from_urls, landed, receipt_states
 
@@ -33,35 +33,6 @@ def begin(request: Request, status: int, **headers: str) -> None:
 
 def verify(data: DataPipeline, *options: str) -> int:
     return exit_code(["verify", "downloads", str(data.file), *options])
-
-
-def test_what_comes_without_a_length_is_used_and_called_unproven_everywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    body = write_fineweb(tmp_path / "x.parquet", 150).read_bytes()
-
-    def until_it_closes(request: Request) -> None:
-        begin(request, 200, Connection="close")
-        request.wfile.write(body)
-        request.close_connection = True
-
-    with small_server(until_it_closes) as server:
-        data = from_urls(tmp_path / "p", [f"http://127.0.0.1:{server.port}/x.parquet"])
-        assert data.once(WATCHDOG).returncode == 0
-        assert receipt_states(data) == {"x.parquet": "unproven"}
-        assert [event["path"] for event in data.events(WATCHDOG, "file_unproven")] == ["x.parquet"]
-        counts = data.status(WATCHDOG)["files"]
-        assert (counts["unproven"], counts["verified"]) == (1, 0)
-        assert verify(data) == 0
-        assert "1 file came without a length or a sum" in capsys.readouterr().out
-
-        ended = data.once("stage_shard")
-        assert ended.returncode == 0, ended.stderr
-        assert data.sources()["x.parquet"].state in PUBLISHED
-        audit = audit_sets(data.pipeline)
-        assert (audit.findings, audit.unproven) == ((), ("x.parquet",))
-        assert exit_code(["audit", str(data.file)]) == 0
-        assert "unproven     1 file" in capsys.readouterr().out
 
 
 def answer_of(name: str, request: Request, times: int) -> None:
@@ -88,23 +59,53 @@ def answer_of(name: str, request: Request, times: int) -> None:
         request.say(NEW)
 
 
-def test_a_part_that_nothing_says_is_of_the_same_content_begins_anew_and_what_rots_is_fetched_again(
-    tmp_path: Path,
+def test_a_part_of_unknown_content_begins_anew_what_rots_comes_again_and_what_has_no_length_is_unproven(
+    drained: Template, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    unsummed = write_fineweb(tmp_path / "x.parquet", 150).read_bytes()
+
     def answer(request: Request) -> None:
         times = sum(path == request.path for _, path, _ in request.server.asked)
-        answer_of(request.path.removeprefix("/"), request, times)
+        if request.path == "/x.parquet":  # until it closes
+            begin(request, 200, Connection="close")
+            request.wfile.write(unsummed)
+            request.close_connection = True
+        else:
+            answer_of(request.path.removeprefix("/"), request, times)
 
-    whole = {"tagged.bin": NEW, "untagged.bin": NEW, "endless.bin": OLD, "rots.bin": OLD}
+    summed = {"tagged.bin": NEW, "untagged.bin": NEW, "endless.bin": OLD, "rots.bin": OLD}
+    whole = {**summed, "x.parquet": unsummed}
     with small_server(answer) as server:
-        data = from_urls(tmp_path, [f"http://127.0.0.1:{server.port}/{name}" for name in whole])
+        lines = [f"http://127.0.0.1:{server.port}/{name}" for name in whole]
+        data = from_urls(tmp_path / "p", lines, tokenizer=drained.tokenizer)
         ended = data.once(WATCHDOG)
         assert ended.returncode == 0, ended.stderr
         assert landed(data) == whole and data.events(WATCHDOG, "download_failed") == []
-        assert set(receipt_states(data).values()) == {"verified"}, "they came with a length"
+        came_with_a_length = dict.fromkeys(summed, "verified")
+        assert receipt_states(data) == {**came_with_a_length, "x.parquet": "unproven"}
+        assert [event["path"] for event in data.events(WATCHDOG, "file_unproven")] == ["x.parquet"]
+        counts = data.status(WATCHDOG)["files"]
+        assert (counts["unproven"], counts["verified"]) == (1, 4)
+        assert verify(data) == 0
+        assert "1 file came without a length or a sum" in capsys.readouterr().out
+
         receipt = data.receipts()["rots.bin"]
         Path(receipt.file).write_bytes(NEW)
         assert verify(data, "--dispute") == 1
         assert data.once(WATCHDOG).returncode == 0
-    assert landed(data) == whole
-    assert data.receipts()["rots.bin"] == receipt
+        assert landed(data) == whole
+        assert data.receipts()["rots.bin"] == receipt
+    it_is_used_and_called_unproven_everywhere(data, capsys)
+
+
+def it_is_used_and_called_unproven_everywhere(data: DataPipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = data.once("stage_shard")
+    assert ended.returncode == 0, ended.stderr
+    states = data.states()
+    assert states.pop("x.parquet") in PUBLISHED
+    assert set(states.values()) == {"quarantined"}, "they are no parquet"
+    audit = audit_sets(data.pipeline)
+    assert (audit.findings, audit.unproven) == ((), ("x.parquet",))
+    capsys.readouterr()
+    assert exit_code(["audit", str(data.file)]) == 0
+    assert "unproven     1 file" in capsys.readouterr().out

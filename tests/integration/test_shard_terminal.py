@@ -1,4 +1,4 @@
-"""`stoker-stage-shard FILE --once` by hand: its progress on a terminal, a stop before the end."""
+"""`stoker-stage-shard FILE --once` by hand: a stop before the end, its progress on a terminal."""
 
 from __future__ import annotations
 
@@ -25,13 +25,19 @@ def received(drained: Template, home: Path) -> DataPipeline:
     return data
 
 
-def test_a_terminal_shows_progress_below_whole_log_lines_and_is_left_clean(
+def test_a_stop_before_all_is_built_is_no_success_and_then_a_terminal_shows_progress_and_is_left_clean(
     drained: Template, tmp_path: Path
 ) -> None:
+    """Below whole log lines; nothing of it goes into a file."""
     data = received(drained, tmp_path)
-    code, screen = run_on_terminal(
-        daemon_command("stage_shard", data.file, "--once"), columns=60, environ={"NO_COLOR": "1"}
-    )
+    command = daemon_command("stage_shard", data.file, "--once")
+    daemon = start_daemon(command, tmp_path / "once.err")
+    wait_until(data.states, what="the first records")
+    assert daemon.stop() == 75
+    said = daemon.said()
+    assert ("start it again" in said, "\r" in said, "\x1b" in said) == (True, False, False)
+
+    code, screen = run_on_terminal(command, columns=60, environ={"NO_COLOR": "1"})
     assert code == 0
     assert screen.last == "", "nothing is left of the line"
     assert all(LOGGED.match(line) for line in screen.lines), screen.lines
@@ -45,18 +51,5 @@ def test_a_terminal_shows_progress_below_whole_log_lines_and_is_left_clean(
     assert "0/0 files" not in screen.footers
     assert done == sorted(done)
     assert any(re.match(r"\d/3 files  .* %.*  build \d", line) for line in screen.footers), screen.footers
-
-
-def test_nothing_of_it_goes_into_a_file_or_a_dumb_terminal(drained: Template, tmp_path: Path) -> None:
-    """And a stop before all is built is no success."""
-    data = received(drained, tmp_path)
-    command = daemon_command("stage_shard", data.file, "--once")
-    daemon = start_daemon(command, tmp_path / "once.err")
-    wait_until(data.states, what="the first records")
-    assert daemon.stop() == 75
-    said = daemon.said()
-    assert ("start it again" in said, "\r" in said, "\x1b" in said) == (True, False, False)
-    code, screen = run_on_terminal(command, environ={"TERM": "dumb"})
-    assert (code, screen.footers) == (0, [])
     assert data.states().pop("bad.parquet") == "quarantined"
     assert {state for path, state in data.states().items() if path != "bad.parquet"} <= PUBLISHED

@@ -171,6 +171,7 @@ def what_is_cut_off_or_lost_around_a_change_is_taken_back_or_made_good(
         assert data.sources()["back.parquet"].sha256 == lost.sha256
 
 
+@pytest.mark.long  # test_shard_datasets proves that records, jobs and claims are a dataset's own
 def test_equal_names_in_two_datasets_do_not_meet(data: DataPipeline) -> None:
     sets, states = data.sets(), data.states()
     other = with_dataset(data, name="verse")

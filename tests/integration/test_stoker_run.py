@@ -22,6 +22,7 @@ from stoker.kit.lock import read_holder
 from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from support.external_trainer import make_external
+from support.halting import halts_at, wait_halted
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
 from support.processes import ENDING_S, kill_tree, wait_gone
@@ -110,7 +111,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_of_parquet_becomes_a_finished_run_without_a_warning_or_a_series_that_appears_later(
     tmp_path: Path, started: Any
 ) -> None:
-    """Another file, a changed one, a pause, a reload, a stop, a restart and the run's end, on a terminal.
+    """Another file, a changed one, a pause, a stop, a restart and the run's end, on a terminal.
 
     An increase() misses a counter that is born at 1.
     """
@@ -126,8 +127,6 @@ def test_a_folder_of_parquet_becomes_a_finished_run_without_a_warning_or_a_serie
     assert exit_code(["pause", str(pipeline.file)]) == 0
     wait_until(lambda: training.events("run_paused"), LONG_S, "the pause")
     assert exit_code(["resume", str(pipeline.file)]) == 0
-    make_pipeline(tmp_path, **SETTINGS, supervise__hang_limit="17m")
-    assert exit_code(["reload", str(pipeline.file)]) == 0
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(LONG_S) == 0
     reached = training.last_step()
@@ -259,21 +258,9 @@ def test_a_second_one_names_the_first_and_a_killed_daemon_comes_back_and_nothing
     assert run.training.checkpoints()[-1] == f"step-{run.training.last_step():09d}"
 
 
-def test_what_cannot_begin_ends_it_and_what_a_killed_supervisor_left_is_awaited_and_then_killed(
-    tmp_path: Path, started: Any
-) -> None:
+def test_what_a_killed_supervisor_left_is_awaited_and_then_killed(tmp_path: Path, started: Any) -> None:
     """As process 1 of a container it would take the rest with it."""
-    script, saves = "import time; time.sleep(600)", {"checkpoints": "out/*"}
-    pipeline = make_external(tmp_path, script, train__external=saves).data
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/step-30.bin").touch()
-    run = started(pipeline, "--until-done")
-    assert run.process.wait(LONG_S) == 78, run.said()
-    assert str(tmp_path / "out/step-30.bin") in run.said()
-    wait_gone(run.everyone(), ENDING_S)
-
-    (tmp_path / "out/step-30.bin").unlink()
-    run = started(pipeline)
+    run = started(make_external(tmp_path, "import time; time.sleep(600)").data)
     (guard,) = wait_until(lambda: run.training.processes()[1:] and run.training.guards(), what="a trainer")
     os.kill(guard.pid, signal.SIGSTOP)
     signal_process(run.daemon(TRAIN_SUPERVISOR), signal.SIGKILL)
@@ -296,12 +283,15 @@ def test_a_misspelt_key_exits_78_and_is_told_the_right_one(
 
 
 def test_training_by_hand_is_the_one_supervisor_and_ends_where_it_is_told(
-    shard_sets: Path, tmp_path: Path, started: Any
+    shard_sets: Path, tmp_path: Path, started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = {"dataset__source__path": str(shard_sets / "source")}
     pipeline = make_training(shard_sets, tmp_path, **SETTINGS, **source).data
-    run = started(pipeline, command="train")
-    run.training.wait_for_step(3, timeout_s=90)
+    for name, value in halts_at(tmp_path / "halts", [5]).items():
+        monkeypatch.setenv(name, value)
+    run = started(pipeline, "--until", "27", command="train")
+    trainer = run.training.wait_for_step(5, timeout_s=90)
+    wait_halted(trainer.pid)
     supervisor = run.daemon(TRAIN_SUPERVISOR)
     assert supervisor is not None
     for number, command in enumerate(("train", "run")):  # the other daemons of the latter end with it
@@ -309,19 +299,12 @@ def test_training_by_hand_is_the_one_supervisor_and_ends_where_it_is_told(
         assert other.process.wait(LONG_S) == 75
         assert other.said().count(f"(pid {supervisor.pid}, since") == number + 1
     assert [run.daemon(name) for name in DAEMONS] == [None, None, supervisor]
-    assert run.process.poll() is None
+    signal_process(trainer, signal.SIGCONT)
 
-    run.process.send_signal(signal.SIGINT)
-    assert run.process.wait(LONG_S) == 0
-    reached = run.training.last_step()
-    assert run.training.checkpoints()[-1] == f"step-{reached:09d}"
-    for words in (f"step        {reached} of 100,000\n", f"checkpoint  step {reached}: ", "trainer_launched"):
+    assert run.process.wait(LONG_S) == 0, run.said()
+    assert run.training.checkpoints()[-1] == "step-000000027"
+    assert run.training.last_step() == 27
+    for words in ("step        27 of 100,000\n", "checkpoint  step 27: ", "trainer_launched"):
         assert words in run.said()
-
-    until = reached + 7
-    again = started(pipeline, "--until", str(until), command="train")
-    assert again.process.wait(LONG_S) == 0, again.said()
-    assert run.training.checkpoints()[-1] == f"step-{until:09d}"
-    assert [event["resume_step"] for event in run.training.events("trainer_launched")] == [0, reached]
-    assert run.training.last_step() == until
+    assert len(run.training.events("trainer_launched")) == 1
     wait_gone(run.everyone(), ENDING_S)

@@ -24,6 +24,7 @@ DAEMONS = (
     *("stoker-download-watchdog", "stoker-stage-shard", "stoker-train-supervisor"),
     *("stokerd.", "import sys; from stokerd."),
 )
+CHECK = "stokerd.common.check_reload"  # a worker of a daemon
 KINDS = ("daemon", "worker", "launcher", "command", "python")
 COLUMNS = ("tests", "cpu_s", "wall_s", *KINDS)
 LINE = f'import os; "{HOME}" in os.environ and exec(open(os.environ["{HOME}"] + "/started.py").read())\n'
@@ -35,6 +36,8 @@ def tell():
     if "stoker.kit.exec" in words:
         is_ours = any(word.startswith("stoker.") for word in argv[argv.index("--") :])
         kind = "worker" if is_ours else "launcher"
+    elif "{CHECK}" in words:
+        kind = "worker"
     elif any(word.startswith({DAEMONS}) for word in words):
         kind = "daemon"
     elif "stoker" in words or "stoker.cli.main" in words:

@@ -50,7 +50,6 @@ BASE, PYTHON, PACKAGES = Path(sys.base_prefix), "/opt/python", "/srv/tools/packa
 RUNTIME_DIR = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=install -d -m 700 -o %i /run/user/%i\n"
 OF_LOGIN = "[Service]\nPAMName=\nEnvironment=XDG_RUNTIME_DIR=/run/user/%i\n"
 PERSON = ["runuser", "-u", "ann", "--", "env", "HOME=/home/ann", "XDG_RUNTIME_DIR=/run/user/4242"]
-RELOADS = 2
 BACK_S = 15.0  # from the end of a trainer to steps of the next
 
 pytestmark = [pytest.mark.systemd, unless_missing("an installation in a real systemd", missing())]
@@ -229,10 +228,9 @@ def test_each_daemon_that_is_killed_or_hangs_comes_back_without_orphans_and_trai
 
 def test_a_reload_and_an_upgrade_leave_the_trainer_alone_and_refuse_what_is_broken(machine: Machine) -> None:
     box, trainer, main = machine.box, machine.trainer(), machine.pid(SUPERVISOR)
-    for number in range(RELOADS):
-        box.write(FILE, TRAINS.replace("steps: 1000000", f"steps: 100000{number}"))
-        box.run("systemctl", "reload", SUPERVISOR)
-    assert len(box.journal(SUPERVISOR, "STOKER_EVENT=reloaded").splitlines()) == RELOADS
+    box.write(FILE, TRAINS.replace("steps: 1000000", "steps: 1000001"))
+    box.run("systemctl", "reload", SUPERVISOR)
+    assert len(box.journal(SUPERVISOR, "STOKER_EVENT=reloaded").splitlines()) == 1
 
     box.write(FILE, TRAINS.replace("seq_len", "seq_lne"))
     said = machine.stoker("reload", FILE, code=78)

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.cli.pipeline.events import is_due
 from stoker.cli.pipeline.run import Child, Foreground, how_it_ended, summary_lines
-from stoker.store.layout import TRAIN_SUPERVISOR
+from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from support.pipelines import make_pipeline
 
 
@@ -53,6 +53,34 @@ def test_a_run_that_is_halted_ends_the_wait_for_its_end(tmp_path: Path) -> None:
     assert foreground.is_halted({TRAIN_SUPERVISOR: about})
     assert not foreground.is_halted({TRAIN_SUPERVISOR: about | {"pid": 8}}), "of an earlier process"
     assert not foreground.is_halted({TRAIN_SUPERVISOR: about | {"body": {"pid": 7, "halted": None}}})
+
+
+@pytest.mark.parametrize(
+    ("daemon", "was_ready", "ended", "ends_with"),
+    [
+        (STAGE_SHARD, True, (78, None), 78),
+        (STAGE_SHARD, False, (69, None), 69),
+        (STAGE_SHARD, False, (75, None), 75),  # another one has its lock
+        (STAGE_SHARD, True, (69, None), None),
+        (STAGE_SHARD, True, (75, None), None),
+        (STAGE_SHARD, False, (137, None), None),
+        (TRAIN_SUPERVISOR, True, (65, "running"), 65),
+        (TRAIN_SUPERVISOR, True, (70, "failed"), 70),
+        (TRAIN_SUPERVISOR, True, (70, "running"), None),
+    ],
+)
+def test_a_daemon_that_would_fail_again_ends_all_and_another_is_started_again(
+    tmp_path: Path, daemon: str, was_ready: bool, ended: tuple[int, str | None], ends_with: int | None
+) -> None:
+    pipeline = make_pipeline(tmp_path).pipeline
+    pipeline.runtime.create()
+    foreground = Foreground(pipeline, cast(Any, SimpleNamespace(say=lambda *_: None)), names=(daemon,))
+    (child,) = foreground.children
+    child.log.touch()
+    child.was_ready = was_ready
+    foreground.ended(child, *ended)
+    assert foreground.stopping == ends_with
+    assert (child.start_at > 0.0) is (ends_with is None)
 
 
 def test_a_summary_says_why_a_run_is_halted_or_finished(

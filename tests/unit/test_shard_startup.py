@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from stoker.corpus.records.dataset import write_pin
+from stoker.corpus.records.receipts import Listing, write_listing
+from stoker.store.errors import DataError, UnavailableError, UnknownFormat
+from stoker.store.record import read_record, write_record
 from stokerd.sharding.record_actions import bring_in_line
 from support.shard_state import MakeShard, Shard
 
@@ -66,3 +72,29 @@ def test_a_damaged_record_is_set_aside_and_the_others_go_on(shard: Shard) -> Non
     shard.start()
     assert list(shard.dataset.sources) == ["b"]
     assert shard.events.words[-1] == "record_damaged"
+
+
+def test_a_list_of_files_needs_a_listing_and_every_name_of_it_there(
+    make_shard: MakeShard, tmp_path: Path
+) -> None:
+    shard = make_shard()
+    (tmp_path / "list").write_text("x\nb\nc/c\n")
+    shard.context.files_list, shard.context.once = str(tmp_path / "list"), True
+    shard.start()
+    with pytest.raises(UnavailableError, match="run `stoker-download-watchdog FILE --once` first"):
+        shard.read()
+    write_listing(shard.layout, Listing("prose", (("a", 1), ("b", 1)), complete=True, revision=""))
+    with pytest.raises(DataError, match="not in the listing of the source: c/c, x; correct the list"):
+        shard.read()
+    (tmp_path / "list").write_text("b\n")
+    shard.start()
+    shard.read()
+
+
+def test_a_pin_that_a_newer_stoker_wrote_stops_the_start_and_stays_as_it_is(shard: Shard) -> None:
+    pin = shard.layout.dataset("prose")
+    write_record(pin, {**read_record(pin), "v": 2})
+    written = pin.read_bytes()
+    with pytest.raises(UnknownFormat, match="is of format version 2, this Stoker reads version 1"):
+        shard.start()
+    assert pin.read_bytes() == written

@@ -12,6 +12,7 @@ import pytest
 
 from stoker.checkpoints.external.step_reports import Bounds
 from stoker.kit.process import ProcessId
+from stoker.store.errors import ConfigError
 from stoker.store.record import read_record
 from stoker.supervise.actions import Job
 from stoker.supervise.health.liveness import Stillness
@@ -19,8 +20,11 @@ from stoker.supervise.health.trainer_protocol import CheckpointNotice, TrainerVi
 from stoker.supervise.run.launch_record import Launch
 from stoker.supervise.state import Phase, RunState
 from stoker.supervise.trainer import Trainer
+from stokerd.common.loop import NO_DATA
+from stokerd.download import loop as download
+from stokerd.sharding import loop as sharding
 from stokerd.supervision.jobs import external
-from stokerd.supervision.jobs.external import SAVES, WATCH
+from stokerd.supervision.jobs.external import RESTORE, SAVES, WATCH
 from stokerd.supervision.run import Run
 from support.external_trainer import make_external
 
@@ -94,3 +98,20 @@ def test_a_word_is_kept_until_its_own_answer_comes_though_the_path_is_told_again
     run.slices.clear()  # a restart
     WATCH.on_message(run, Job("watch"), {"kind": "taken", "told": ["ckpt.pt", 20, 2.0]})
     assert kept() == ([["best.pt", 18]], [1.5])
+
+
+def test_what_lay_there_before_the_run_is_named_and_nothing_begins(tmp_path: Path) -> None:
+    run = external_of(tmp_path, train__external={"checkpoints": "out/*"})
+    run.context.events = cast(Any, SimpleNamespace(record=None, recall=lambda *_: None))
+    with pytest.raises(ConfigError, match=r"out/step-30\.bin, which was there before this run began"):
+        RESTORE.on_done(run, Job("restore"), {"status": "occupied", "path": "out/step-30.bin"})
+
+
+@pytest.mark.parametrize("daemon", [download, sharding])
+def test_a_daemon_of_data_has_nothing_to_do_for_a_trainer_that_brings_its_own(
+    tmp_path: Path, daemon: Any
+) -> None:
+    said: list[str] = []
+    pipeline = make_external(tmp_path, "").data.pipeline
+    assert daemon.run(SimpleNamespace(pipeline=pipeline, ready=said.append)) == 0
+    assert said == [NO_DATA]

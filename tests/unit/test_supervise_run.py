@@ -24,7 +24,7 @@ from stoker.supervise.run.launch_record import Launch, config_digest, trainer_en
 from stoker.supervise.run.origin import Origin, choose_origin
 from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import finished_at
-from stoker.supervise.run.record import Heldout, Identity, RunRecord, parse_record
+from stoker.supervise.run.record import Heldout, Identity, RunRecord, configured, parse_record, refusal
 from support.books import books_of
 from support.pipelines import make_pipeline
 
@@ -104,6 +104,18 @@ def test_a_record_of_another_version_is_not_guessed_at() -> None:
         parse_record({**RunRecord(IDENTITY).body(), "v": 2})
     with pytest.raises(DataError, match="run_id"):
         parse_record({"v": 1, "run": "main"})
+
+
+def test_what_must_not_change_is_refused_with_both_values(tmp_path: Path) -> None:
+    pipeline = make_pipeline(tmp_path).pipeline
+    begun = replace(IDENTITY, seed=pipeline.train.seed)
+    assert refusal(pipeline, begun, configured(pipeline)) == ""
+    changes = {"train__seed": 2, "train__init_from": "/other", "dataset__version": 2}
+    changed = make_pipeline(tmp_path, **changes).pipeline
+    told = refusal(changed, begun, configured(changed))
+    assert "init_from is null in this run and '/other' now" in told
+    assert f"seed is {begun.seed} in this run and 2 now" in told
+    assert "dataset_version is 1 in this run and 2 now" in told
 
 
 def test_the_digest_follows_the_model_and_not_the_horizon() -> None:
