@@ -60,7 +60,7 @@ def box() -> Iterator[Box]:
 
 def test_what_the_units_take_from_the_file_holds_in_systemd(box: Box) -> None:
     said = box.run(STOKER, "units", FILE, "--write")
-    assert (said.stdout.count("wrote /etc/systemd/system/stoker-"), said.stderr) == (5, "")
+    assert (said.stdout.count("wrote /etc/systemd/system/stoker-"), said.stderr) == (6, "")
     checked = box.run("systemd-analyze", "verify", UNIT, "stoker-train-supervisor@hub.service")
     assert checked.stderr == ""
     box.run("systemctl", "daemon-reload")
