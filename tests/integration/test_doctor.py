@@ -102,7 +102,7 @@ def test_each_planted_fault_is_found_and_nothing_else_and_the_bundle_tells_no_se
         ("warning", "inotify"): 1,
         ("warning", "logs"): 3,
         ("warning", "permissions"): 2,
-        ("warning", "units"): 5,
+        ("warning", "units"): 6,
     }
     assert f"port {port} on 127.0.0.1 is taken" in found["broken", "metrics"][0]
     assert "train_supervisor.json was written" in found["broken", "clock"][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +39,14 @@ def _load_data(context: click.Context, parameter: click.Parameter, file: Path) -
     if not pipeline.has_data:
         raise UsageError(f"{file}: it prepares no dataset, so `{context.command_path}` has nothing to do")
     return pipeline
+
+
+def new_file(_context: click.Context, _parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Refuses a file to write that exists, or that has no directory; a callback of options."""
+    if file is not None and (os.path.lexists(file) or not file.absolute().parent.is_dir()):
+        why = "it exists" if os.path.lexists(file) else "there is no such directory"
+        raise click.BadParameter(f"{file}: {why}; name another file")
+    return file
 
 
 # The positional argument of most commands; the loader reports a missing file (78).
