@@ -85,7 +85,8 @@ def test_a_reload_returns_the_verdict_once_each_daemon_is_ready_again(site: Site
     reloaded = site.count("reloaded")
     assert site.reload(train__seed=7) == 78
     assert re.search(
-        r"the train-supervisor continues unchanged: .*data\.yaml:\d+: train\.seed: ", told := site.told()
+        r"train-supervisor \(pid \d+\) continues unchanged: .*data\.yaml:\d+: train\.seed: ",
+        told := site.told(),
     ), told
     site.data.file.write_text(site.data.file.read_text() + "trian: {}\n")
     assert exit_code(["reload", str(site.data.file)]) == 78

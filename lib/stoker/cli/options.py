@@ -41,19 +41,25 @@ def _load_data(context: click.Context, parameter: click.Parameter, file: Path) -
     return pipeline
 
 
-def new_file(_context: click.Context, _parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Refuses a file to write that exists, or that has no directory; a callback of options."""
-    if file is not None and (os.path.lexists(file) or not file.absolute().parent.is_dir()):
-        why = "it exists" if os.path.lexists(file) else "there is no such directory"
-        raise click.BadParameter(f"{file}: {why}; name another file")
-    return file
-
-
 # The positional argument of most commands; the loader reports a missing file (78).
 pipeline_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load)
 # The same for commands about the plan or the data, which a trainer of the user's own may lack.
 planned_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load_planned)
 data_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load_data)
+
+
+class _NewFile(click.Path):
+    """A file to write: it does not exist yet, and its directory does."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        file = Path(value)
+        if os.path.lexists(file) or not file.absolute().parent.is_dir():
+            why = "it exists" if os.path.lexists(file) else "there is no such directory"
+            self.fail(f"{file}: {why}; name another file", param, ctx)
+        return file
+
+
+NEW_FILE = _NewFile()
 
 
 class _Text(click.types.StringParamType):

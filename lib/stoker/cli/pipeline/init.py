@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import PATH, TEXT, F, new_file, one_line
+from stoker.cli.options import NEW_FILE, TEXT, F, one_line
 from stoker.cli.pipeline.init_sizes import TOKENS, gpu_bytes, measured, model_for, sized
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, parse_count, write_count
@@ -42,7 +42,7 @@ def _count(_: click.Context, __: click.Parameter, text: str | int) -> int:
 
 
 @click.command(epilog="Example: stoker init mine.yaml --source /data/parquet")
-@click.argument("out", metavar="[OUT.yaml]", default="mine.yaml", type=PATH, callback=new_file)
+@click.argument("out", metavar="[OUT.yaml]", default="mine.yaml", type=NEW_FILE)
 @_question("--source", "Folder of parquet, hf://OWNER/NAME of a hub, or a file of URLs")
 @_question("--text-column", "Column that holds the text", "text")
 @_question("--tokenizer", "A tokenizer.json; empty to train one", "")
