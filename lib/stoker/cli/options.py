@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,20 @@ pipeline_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_
 # The same for commands about the plan or the data, which a trainer of the user's own may lack.
 planned_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load_planned)
 data_file = click.argument("pipeline", metavar="FILE", type=PATH, callback=_load_data)
+
+
+class _NewFile(click.Path):
+    """A file to write: it does not exist yet, and its directory does."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        file = Path(value)
+        if os.path.lexists(file) or not file.absolute().parent.is_dir():
+            why = "it exists" if os.path.lexists(file) else "there is no such directory"
+            self.fail(f"{file}: {why}; name another file", param, ctx)
+        return file
+
+
+NEW_FILE = _NewFile()
 
 
 class _Text(click.types.StringParamType):

@@ -28,6 +28,11 @@ def places(pipeline: Pipeline) -> dict[str, Path]:
     return {key: path for key, path in found.items() if path is not None}
 
 
+def existing(path: Path) -> Path:
+    """Returns the path, or the nearest directory above it that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def overlaps(known: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     """Yields key and fault of each directory inside another; all but the source may be inside state."""
     for key, path in known.items():

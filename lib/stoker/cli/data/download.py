@@ -11,6 +11,7 @@ import click
 
 from stoker.cli.data.list_source import Listed, list_source
 from stoker.cli.options import data_file, plural
+from stoker.config.places import existing
 from stoker.config.schema import Pipeline
 from stoker.config.units import format_bytes
 from stoker.corpus.fetch.decide import speaks_of
@@ -132,8 +133,7 @@ def _report(pipeline: Pipeline, listed: Listed, piles: Mapping[str, Sequence[int
     yield from (f"{kind:<15} {_told(sizes)}" for kind, sizes in piles.items() if sizes or kind == KINDS[0])
     if piles["to be fetched"]:
         root = pipeline.source_root
-        place = next(one for one in (root, *root.parents) if one.exists())
-        yield f"into            {root}, {format_bytes(shutil.disk_usage(place).free)} free"
+        yield f"into            {root}, {format_bytes(shutil.disk_usage(existing(root)).free)} free"
 
 
 def _refusals(listed: Listed) -> Iterator[str]:

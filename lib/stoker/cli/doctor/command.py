@@ -10,31 +10,30 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import PATH, answer, json_option, one_line
-from stoker.cli.worker_jobs import WorkerFailed, Workers
+from stoker.cli.options import NEW_FILE, PATH, answer, json_option, one_line
+from stoker.cli.worker_jobs import Workers
 from stoker.config.schema import Pipeline
-from stoker.config.units import format_bytes
 from stoker.kit.event_types import filled
 from stoker.kit.workers.pool import Activity
-from stoker.store.errors import ConfigError, UnavailableError, UsageError
+from stoker.store.errors import StokerError
 from stoker.store.record import utc_now
 
 EXAMINATION = Activity("doctor", "stoker.cli.doctor.worker", silent_s=10.0)  # a check may take so long
 EXITS = {"broken": 2, "warning": 1, "skipped": 0, "ok": 0}  # from the worst to the best
 UNHEARD = ("broken", "not done: a disk, a driver or the network does not answer", "")
-WIDTH = 9
 
 
-def _load(_context: click.Context, _parameter: click.Parameter, file: Path) -> object:
+def load(file: str | Path) -> Pipeline:
+    """Returns the pipeline, with no look at `state`, which may hang."""
     from stoker.config.load import ALLOW_NETWORK, load_pipeline
 
-    return load_pipeline(file, {**os.environ, ALLOW_NETWORK: "1"})  # with no look at `state`, which may hang
+    return load_pipeline(file, {**os.environ, ALLOW_NETWORK: "1"})
 
 
 @click.command(epilog="Example: stoker doctor /etc/stoker/fineweb.yaml --bundle report.tar.gz")
-@click.argument("pipeline", metavar="FILE", type=PATH, callback=_load)
+@click.argument("pipeline", metavar="FILE", type=PATH, callback=lambda _context, _parameter, file: load(file))
 @json_option
-@click.option("--bundle", metavar="TAR", type=PATH, help="Write what a bug report needs, without secrets.")
+@click.option("--bundle", metavar="TAR", type=NEW_FILE, help="Write all a bug report needs, without secrets.")
 def doctor(pipeline: Pipeline, as_json: bool, bundle: Path | None) -> int:
     """Find what would stop this machine while nobody looks, within half a minute.
 
@@ -45,54 +44,47 @@ def doctor(pipeline: Pipeline, as_json: bool, bundle: Path | None) -> int:
     """
     from stoker.cli.doctor.bundle import MEMBERS, mask, write_bundle
 
-    if bundle is not None and (os.path.lexists(bundle) or not bundle.absolute().parent.is_dir()):
-        raise UsageError(f"{bundle} exists, or its directory does not; name a new file for the bundle")
-    found, members = _examined(pipeline, [*MEMBERS] if bundle is not None else [])
-    rows = sorted(_rows(found, str(pipeline.file)), key=lambda row: [*EXITS].index(row["outcome"]))
+    found = _examined(pipeline, [*MEMBERS] if bundle is not None else [])
+    rows = sorted(_rows(found["check"], str(pipeline.file)), key=lambda row: [*EXITS].index(row["outcome"]))
     report = {"v": 1, "pipeline": pipeline.name, "time": utc_now(), "checks": rows}
     answer(report, _lines(rows), as_json=as_json)
     if bundle is not None:
-        parts = {"doctor.json": mask(json.dumps(report, indent=1)), **members}
-        size = write_bundle(bundle, f"stoker-{pipeline.name}", parts)
-        click.echo(one_line(f"wrote {bundle}, {format_bytes(size)}; read it before you send it"), err=True)
+        members = {"doctor.json": mask(json.dumps(report, indent=1)), **found["member"]}
+        write_bundle(bundle, f"stoker-{pipeline.name}", members)
+        click.echo(one_line(f"wrote {bundle}; read it before you send it"), err=True)
     return max(EXITS[row["outcome"]] for row in rows)
 
 
-def _examined(pipeline: Pipeline, members: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns what the checks found, and the parts of the bundle; some are missing if the worker hangs."""
-    found, parts = dict[str, Any](), dict[str, str]()
+def _examined(pipeline: Pipeline, members: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns what each check found, and the parts of the bundle; some are missing if the worker hangs."""
+    found: dict[str, dict[str, Any]] = {"check": {}, "member": {}}
 
     def hear(message: Mapping[str, Any]) -> bool:
-        if message["kind"] == "check":
-            found[message["name"]] = message["findings"]
-        elif message["kind"] == "member":
-            parts[message["name"]] = message["text"]
-        return bool(message["kind"] == "done")
+        if is_more := message["kind"] in found:
+            found[message["kind"]][message["name"]] = message["found"]
+        return not is_more
 
     task = {"file": str(pipeline.file), "members": members}
     try:
         with Workers() as workers:
             workers.run(EXAMINATION, task, "the examination", hear)
-    except (WorkerFailed, UnavailableError) as error:
-        if error.exit_code == ConfigError.exit_code:
-            raise ConfigError(str(error).removeprefix("the examination: ")) from error
+    except StokerError as error:
         click.echo(f"stoker: {one_line(str(error))}", err=True)
-    return found, parts
+    return found
 
 
 def _rows(found: Mapping[str, Any], file: str) -> Iterator[dict[str, str]]:
     """Yields a row for each finding, and one for each check that has none."""
     from stoker.cli.doctor.checks import CHECKS
 
-    for check in CHECKS:
-        told = found.get(check.name, [UNHEARD])
-        for outcome, what, do in [one for one in told if one[0] != "ok"] or told or [("ok", "", "")]:
-            remedy = (do or filled(check.do, file, "", str)) if EXITS[outcome] else ""
-            yield {"name": check.name, "outcome": outcome, "what": what, "do": remedy}
+    for name, _, usual, _ in CHECKS:
+        for outcome, what, do in found.get(name, [UNHEARD]) or [("ok", "", "")]:
+            remedy = (do or filled(usual, file, "", str)) if EXITS[outcome] else ""
+            yield {"name": name, "outcome": outcome, "what": what, "do": remedy}
 
 
 def _lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     for row in rows:
-        yield f"{row['outcome']:<{WIDTH}}{row['name']}{': ' * bool(row['what'])}{row['what']}"
+        yield f"{row['outcome']:<9}{row['name']}{': ' * bool(row['what'])}{row['what']}"
         if row["do"]:
-            yield f"{'':<{WIDTH}}{row['do']}"
+            yield f"{'':<9}{row['do']}"

@@ -23,7 +23,7 @@ from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.checks import Fault, disk_faults, disk_notes, notes
 from stoker.config.document import dotted
 from stoker.config.load import docs_dir, refuse
-from stoker.config.places import nested_through_links
+from stoker.config.places import existing, nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
@@ -299,6 +299,6 @@ def _whole(pipeline: Pipeline, pin: DatasetPin | None, seen: Mapping[str, Any]) 
 def _capacity(path: Path) -> int | None:
     """Returns the size in bytes of the file system that holds path or will hold it; None if unknown."""
     try:
-        return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).total
+        return shutil.disk_usage(existing(path)).total
     except OSError:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import tempfile
@@ -12,46 +11,27 @@ from typing import Any
 
 import click
 
-from stoker.cli.options import PATH, TEXT, F, one_line
+from stoker.cli.options import NEW_FILE, TEXT, F, one_line
 from stoker.cli.pipeline.init_sizes import TOKENS, gpu_bytes, measured, model_for, sized
 from stoker.config.load import load_pipeline
 from stoker.config.units import format_bytes, parse_count, write_count
 from stoker.store.errors import ConfigError, UsageError
 from stoker.store.files import write_atomic
 
-HUB = "hf://"
-
-
-class Question(click.Option):
-    """An option that is asked for on a terminal; elsewhere it has its default."""
-
-    def prompt_for_value(self, ctx: click.Context) -> Any:
-        """Returns the answer, or the default."""
-        if sys.stdin.isatty():
-            return super().prompt_for_value(ctx)
-        if self.required:
-            raise click.MissingParameter(ctx=ctx, param=self)
-        return self.get_default(ctx)
-
 
 def _question(name: str, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
-    about = {"prompt": text, "help": f"{text}.", "required": default is None, "show_default": bool(default)}
-    return click.option(name, cls=Question, default=default, **{"type": TEXT, **about, **more})
+    """Returns an option that is asked for on a terminal; elsewhere it has its default."""
+    otherwise = {"required": True} if default is None else {"default": default, "show_default": bool(default)}
+    asked = text if sys.stdin.isatty() else None
+    return click.option(name, prompt=asked, help=f"{text}.", **{"type": TEXT, **otherwise, **more})
 
 
-def _answer(name: str) -> Any:
-    return click.get_current_context().params[name]
+def _beside(directory: str) -> str:
+    return str(click.get_current_context().params["out"].with_suffix("") / directory)
 
 
-def _beside(directory: str) -> Callable[[], str]:
-    return lambda: str(_answer("out").with_suffix("") / directory)
-
-
-def _new_file(_: click.Context, __: click.Parameter, out: Path) -> Path:
-    if os.path.lexists(out) or not out.absolute().parent.is_dir():
-        why = "it exists" if os.path.lexists(out) else "there is no such directory"
-        raise click.BadParameter(f"{out}: {why}; name another file")
-    return out
+def _usual_tokens() -> str:
+    return TOKENS[click.get_current_context().params["model"]]
 
 
 def _count(_: click.Context, __: click.Parameter, text: str | int) -> int:
@@ -62,15 +42,15 @@ def _count(_: click.Context, __: click.Parameter, text: str | int) -> int:
 
 
 @click.command(epilog="Example: stoker init mine.yaml --source /data/parquet")
-@click.argument("out", metavar="[OUT.yaml]", default="mine.yaml", type=PATH, callback=_new_file)
+@click.argument("out", metavar="[OUT.yaml]", default="mine.yaml", type=NEW_FILE)
 @_question("--source", "Folder of parquet, hf://OWNER/NAME of a hub, or a file of URLs")
 @_question("--text-column", "Column that holds the text", "text")
 @_question("--tokenizer", "A tokenizer.json; empty to train one", "")
-@_question("--state", "Directory of records and checkpoints, on a local disk", _beside("state"))
-@_question("--hot", "Directory of the data in work, on the fastest disk", _beside("hot"))
+@_question("--state", "Directory of records and checkpoints, on a local disk", lambda: _beside("state"))
+@_question("--hot", "Directory of the data in work, on the fastest disk", lambda: _beside("hot"))
 @_question("--warm", "Directory on a big slow disk; empty for none", "")
 @_question("--model", "Model", lambda: model_for(gpu_bytes()), type=click.Choice([*TOKENS]))
-@_question("--tokens", "Tokens to train on", lambda: TOKENS[_answer("model")], callback=_count)
+@_question("--tokens", "Tokens to train on", _usual_tokens, callback=_count)
 def init(out: Path, source: str, text_column: str, tokens: int, **given: str) -> None:
     """Write a pipeline file, sized for this machine, with a comment at its keys.
 
@@ -81,15 +61,15 @@ def init(out: Path, source: str, text_column: str, tokens: int, **given: str) ->
     model = given.pop("model")
     values = {key: value and str(Path(value).expanduser().absolute()) for key, value in given.items()}
     place = Path(source).expanduser().absolute()
-    kind = "hub" if source.startswith(HUB) else "urls" if place.is_file() else "folder"
-    values |= {"kind": kind, "place": source.removeprefix(HUB) if kind == "hub" else str(place)}
+    kind = "hub" if source.startswith("hf://") else "urls" if place.is_file() else "folder"
+    values |= {"kind": kind, "place": source.removeprefix("hf://") if kind == "hub" else str(place)}
     values |= {"name": out.stem, "text_column": text_column, "tokens": write_count(tokens), "model": model}
     machine = measured(Path(values["hot"]))
     sizes = sized(machine, tokens, has_warm=bool(values["warm"]))
     _write(out.absolute(), {"machine": machine, "is_small": model in ("tiny", "demo"), **values, **sizes})
     shown = one_line(shlex.quote(str(out)))
-    commands = (f"  stoker {command} {shown}" for command in ("config check", "doctor", "run"))
-    click.echo("\n".join((f"wrote {shown}; next:", *commands)))
+    click.echo(f"wrote {shown}; next:")
+    click.echo("\n".join(f"  stoker {command} {shown}" for command in ("config check", "doctor", "run")))
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:

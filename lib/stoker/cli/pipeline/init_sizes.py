@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.config.places import existing
 from stoker.config.units import write_count, write_size
 from stoker.observe.machine import MemoryWatch, PressureGauge
 
@@ -30,7 +31,7 @@ class Machine:
 
 def measured(hot: Path) -> Machine:
     """Measures this machine, and the disk that holds `hot` or will hold it."""
-    free = shutil.disk_usage(next(place for place in (hot, *hot.parents) if place.exists())).free
+    free = shutil.disk_usage(existing(hot)).free
     return Machine(int(PressureGauge().cpus) or 1, MemoryWatch().sample().headroom_bytes, gpu_bytes(), free)
 
 

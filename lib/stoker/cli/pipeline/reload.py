@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -28,23 +27,15 @@ from stoker.store.errors import ConfigError, Transient, UnavailableError
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 
 ORDER = (TRAIN_SUPERVISOR, STAGE_SHARD, DOWNLOAD_WATCHDOG)  # first the one that refuses what the others would
+NAMES = {daemon.replace("_", "-"): daemon for daemon in DAEMONS}
 WAIT_S = 80.0  # less than the 90 s that systemd allows for a reload
-HEAD = ("key", "now", "in the file", "counts")
-MOST_CHARS = 40  # of a value: a command may be as long as it likes
 ANSWERS = ("reloaded", "reload_refused")
 
 
 @click.command(epilog="Example: stoker reload /etc/stoker/fineweb.yaml")
 @pipeline_file
-@click.option(
-    "--daemon",
-    "named",
-    type=click.Choice([daemon.replace("_", "-") for daemon in DAEMONS]),
-    help="Only this one.",
-)
-@click.option(
-    "--wait", "wait_s", type=FiniteRange(min=1), default=WAIT_S, help="The longest wait, in seconds."
-)
+@click.option("--daemon", "named", type=click.Choice([*NAMES]), help="Only this one.")
+@click.option("--wait", "wait_s", type=FiniteRange(min=1), default=WAIT_S, help="Longest wait, in seconds.")
 @click.option("--dry-run", is_flag=True, help="Show the changed keys and when each counts; reload nothing.")
 def reload(pipeline: Pipeline, named: str | None, wait_s: float, *, dry_run: bool) -> int:
     """Reload the daemons of FILE's pipeline with the file and the code as they are now.
@@ -58,7 +49,7 @@ def reload(pipeline: Pipeline, named: str | None, wait_s: float, *, dry_run: boo
     and start, or is refused; exit code 78 for one of the last two, by which a reload is refused.
     """
     require_own_state(pipeline)
-    asked = ORDER if named is None else (named.replace("-", "_"),)
+    asked = ORDER if named is None else (NAMES[named],)
     until = time.monotonic() + wait_s
     running = {daemon: process for daemon in asked if (process := running_daemon(pipeline, daemon))}
     if not running:
@@ -95,33 +86,28 @@ def _refuse_another_state(pipeline: Pipeline) -> None:
 
 def _reload(pipeline: Pipeline, daemon: str, process: ProcessId, until: float) -> Mapping[str, Any]:
     """Signals a daemon and waits for its new image; returns its `reloaded` event. Raises ConfigError."""
-    name, events = daemon.replace("_", "-"), EventTail(pipeline.layout)
+    name, events = f"the {daemon.replace('_', '-')} (pid {process.pid})", EventTail(pipeline.layout)
     events.new()  # those of earlier reloads
     before = _snapshot(pipeline, daemon).get("reloads", 0)
     try:
         is_there = signal_process(process, signal.SIGHUP)
     except PermissionError as error:
-        raise UnavailableError(
-            f"the {name} is another user's (pid {process.pid}); become that user"
-        ) from error
+        raise UnavailableError(f"{name} is another user's; become that user") from error
     answer: Mapping[str, Any] | None = None
     while is_there and time.monotonic() < until:
-        told = [
-            event for event in events.new() if event["daemon"] == daemon and event.get("event") in ANSWERS
-        ]
-        answer = told[-1] if told else answer
+        for event in events.new():
+            if event["daemon"] == daemon and event.get("event") in ANSWERS:
+                answer = event
         if answer is not None and answer["event"] == "reload_refused":
-            raise ConfigError(f"the {name} continues unchanged: {answer['reason']}")
+            raise ConfigError(f"{name} continues unchanged: {answer['reason']}")
         body = _snapshot(pipeline, daemon)
         if answer is not None and body.get("ready") and body.get("reloads", 0) > before:
             return answer
         time.sleep(POLL_S)
         is_there = process.alive()
     if not is_there:
-        raise UnavailableError(f"the {name} (pid {process.pid}) has ended; its log says why")
-    raise Transient(
-        f"the {name} (pid {process.pid}) has not answered yet; `stoker events` shows when it does"
-    )
+        raise UnavailableError(f"{name} has ended; its log says why")
+    raise Transient(f"{name} has not answered yet; `stoker events` shows when it does")
 
 
 def _snapshot(pipeline: Pipeline, daemon: str) -> Mapping[str, Any]:
@@ -130,35 +116,24 @@ def _snapshot(pipeline: Pipeline, daemon: str) -> Mapping[str, Any]:
 
 
 def _show_changes(pipeline: Pipeline, running: Mapping[str, ProcessId]) -> int:
-    """Prints a table of the changed keys; returns the exit code that a reload would have."""
+    """Prints the changed keys and when each counts; returns the exit code that a reload would have."""
     from stoker.cli.pipeline.config import findings
 
     asked = load_pipeline(pipeline.file, _environment(next(iter(running.values()))))
-    now, rows = recorded(asked), dict[str, tuple[str, str, When]]()
+    now, changed = recorded(asked), dict[str, When]()
     for daemon in running:
         if (before := read_configuration(pipeline.layout, daemon)) is None:
-            name = daemon.replace("_", "-")
             why = "does not tell its configuration; reload it once, or become its user"
-            raise UnavailableError(f"the {name} {why}")
+            raise UnavailableError(f"the {daemon.replace('_', '-')} {why}")
         for key, when in changed_keys(daemon, before, now).items():
-            if key not in rows or WHEN.index(when) > WHEN.index(rows[key][2]):
-                rows[key] = _value(before, key), _value(now, key), when
-    if not rows:
-        click.echo("no key changed")
-        return 0
-    refused = {dotted(fault.path): fault.text for fault in findings(asked)[0]}
-    table = [HEAD, *((key, old, new, _counts(key, when, refused)) for key, (old, new, when) in rows.items())]
-    widths = [max(len(row[column]) for row in table) for column in range(3)]
-    for row in table:
-        click.echo("  ".join((*map(str.ljust, row, widths), row[3])))
-    is_refused = any(row[3].startswith(WHEN[2:]) for row in table)
-    return ConfigError.exit_code if is_refused else 0
-
-
-def _counts(key: str, when: When, refused: Mapping[str, str]) -> str:
-    """Returns from when on a key counts, or why it never does: what a daemon's start refuses is worse."""
-    reasons = [text for other, text in refused.items() if is_of(key, (other,))]
-    return f"refused: {one_line(reasons[0])}" if reasons else f"{when}: {KEPT}" if when == WHEN[2] else when
+            changed[key] = max(when, changed.get(key, when), key=WHEN.index)
+    refused, counts = findings(asked)[0] if changed else [], dict[str, str]()
+    for key, when in changed.items():  # what a daemon's start refuses is worse than a value that stays
+        reasons = [one_line(fault.text) for fault in refused if is_of(key, (dotted(fault.path),))]
+        own = f"{when}: {KEPT}" if when == "stop and start" else when
+        counts[key] = f"refused: {reasons[0]}" if reasons else own
+    click.echo("\n".join(f"{key}: {when}" for key, when in counts.items()) or "no key changed")
+    return ConfigError.exit_code if any(when.startswith(WHEN[2:]) for when in counts.values()) else 0
 
 
 def _environment(process: ProcessId) -> Mapping[str, str]:
@@ -167,11 +142,3 @@ def _environment(process: ProcessId) -> Mapping[str, str]:
         return {name: value for name, value in environment_of(process).items() if name != VARIABLE}
     except OSError:
         return os.environ
-
-
-def _value(config: Mapping[str, Any], key: str) -> str:
-    found: Any = config
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    text = one_line(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
-    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
