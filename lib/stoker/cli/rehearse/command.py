@@ -8,13 +8,15 @@ import signal
 import click
 
 from stoker.cli.options import FiniteRange, one_line, pipeline_file
+from stoker.cli.pipeline.config import checked
 from stoker.cli.pipeline.events import Output
-from stoker.cli.pipeline.run import is_nohup
+from stoker.cli.pipeline.run import STOP_SIGNALS, is_nohup
 from stoker.cli.rehearse.figures import strangers, told
-from stoker.cli.rehearse.kills import Rehearsal, running
+from stoker.cli.rehearse.kills import Rehearsal
 from stoker.cli.rehearse.scratch import scratch_of
 from stoker.cli.worker_jobs import Workers
 from stoker.config.schema import Pipeline
+from stoker.kit.lock import take_up_state
 from stoker.kit.workers.pool import Activity
 from stoker.store.errors import ConfigError, Transient
 
@@ -40,14 +42,20 @@ def rehearse(context: click.Context, pipeline: Pipeline, minutes: float) -> None
     if not is_nohup():
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     with scratch_of(pipeline, minutes) as scratch:
+        os.environ.clear()
+        os.environ.update(scratch.environment)
+        checked(scratch.pipeline)
+        take_up_state(scratch.pipeline)
+        scratch.pipeline.runtime.create()
         output = Output(scratch.pipeline.layout, headless=False, quiet=False)
         output.say("info", f"rehearsing {pipeline.file} in {scratch.pipeline.file.parent}")
-        with running(scratch) as process:
-            rehearsal = Rehearsal(scratch, process, output, minutes * 60)
-            rehearsal.run()
-            output.close()
-            is_shown = all(rehearsal.kills.values())
-            output.say("info", "all is shown; stopping" if is_shown else "the time is up; stopping")
+        rehearsal = Rehearsal(scratch, output, minutes * 60)
+        code = rehearsal.run()
+        for signum in STOP_SIGNALS:  # until nothing is left
+            signal.signal(signum, signal.SIG_IGN)
+        output.close()
+        if code:
+            context.exit(code)
         seen = rehearsal.measured(pipeline)
     for title, text in told(pipeline, seen):
         click.echo(one_line(f"{title:<19}{text}"))

@@ -1,7 +1,7 @@
 """The pipeline that is rehearsed: made of the real one, in directories beside its own, gone at the end.
 
 Nothing in the real pipeline's directories is written or locked. What a killed rehearsal left is removed by
-the next one, once no process of it holds its locks.
+the next one, once no daemon of it is left.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,8 @@ from stoker.config.places import SOURCE, places
 from stoker.config.schema import Pipeline
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_bytes, write_duration
-from stoker.kit.exec import child_environment
-from stoker.kit.lock import Lock
-from stoker.store.errors import UnavailableError
+from stoker.kit.lock import Lock, read_holder
+from stoker.store.errors import LockHeld, UnavailableError
 from stoker.store.files import make_dir, remove_durably, remove_tree, write_atomic
 from stoker.store.layout import RuntimeLayout
 
@@ -42,11 +42,10 @@ SPARE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Scratch:
-    """A rehearsal's pipeline; `locks` are open while anything in it may be written."""
+    """A rehearsal's pipeline, and the environment in which it runs."""
 
     pipeline: Pipeline
     environment: Mapping[str, str]
-    locks: tuple[int, ...]
     homes: Mapping[str, Path]  # by key: the directory beside the real one
     share: float  # of the whole source that it uses
     source_bytes: int  # of the whole source
@@ -61,18 +60,23 @@ def scratch_of(pipeline: Pipeline, minutes: float) -> Iterator[Scratch]:
     real = {key: Path(os.path.realpath(path)) for key, path in places(pipeline).items()}
     # A name of the state's own: two rehearsals of it meet.
     name = f"rehearsal-{hashlib.sha256(os.fsencode(real['state'])).hexdigest()[:12]}"
-    homes, locks = homes_of(real, name), tuple[int, ...]()
-    left = (parent / f".{name}" for path in real.values() for parent in path.parents)
+    homes = homes_of(real, name)
+    left = {parent / f".{name}" for path in real.values() for parent in path.parents}
+    runtime = RuntimeLayout.of(name, real["state"] / name, {}).root  # in a short path, for sockets
     with contextlib.ExitStack() as stack:
-        for root in sorted({*homes.values(), *filter(Path.is_dir, left)}):
-            make_dir(root, 0o700)
-            if root.lstat().st_uid != os.geteuid():  # it is emptied: no link of another user's is followed
-                raise UnavailableError(f"{root} is another user's; rehearse as that user, or remove it")
-            lock = stack.enter_context(Lock.acquire(root / LOCK, purpose=f"stoker rehearse {pipeline.file}"))
-            stack.callback(_remove, root)
-            sweep(root)
-            locks += (lock.fileno(),)
-        yield _made(pipeline, name, homes, locks, minutes)
+        stack.enter_context(Lock.acquire(runtime / LOCK, purpose=f"stoker rehearse {pipeline.file}"))
+        for lock in chain(*(home.glob("state/locks/*") for home in left)):
+            if holder := read_holder(lock):
+                raise LockHeld(f"a killed rehearsal's {holder} has not ended; wait for it")
+        stack.callback(remove_tree, runtime)
+        for home in filter(os.path.lexists, left):
+            remove_durably(home)
+        for home in homes.values():
+            stack.callback(remove_tree, home)
+            make_dir(home, 0o700)
+        given = {**os.environ, "RUNTIME_DIRECTORY": str(runtime)}
+        environment = {key: value for key, value in given.items() if not is_override(key)}
+        yield _made(pipeline, homes, environment, minutes * 60 / SAVES_IN_ALL)
 
 
 def homes_of(real: Mapping[str, Path], name: str) -> dict[str, Path]:
@@ -89,49 +93,29 @@ def homes_of(real: Mapping[str, Path], name: str) -> dict[str, Path]:
     return homes
 
 
-def runtime(root: Path) -> Path:
-    """Returns a short path for sockets: those of the scratch directories may be too long."""
-    return RuntimeLayout.of(root.name[1:], root / "state", {}).root
-
-
-def sweep(root: Path) -> None:
-    """Removes what a rehearsal left; for the holder of the directory's lock."""
-    for entry in (runtime(root), *root.iterdir()):
-        if entry.name != LOCK:
-            remove_durably(entry)
-
-
-def _remove(root: Path) -> None:
-    sweep(root)
-    remove_tree(root)
-
-
 def _made(
-    pipeline: Pipeline, name: str, homes: Mapping[str, Path], locks: tuple[int, ...], minutes: float
+    pipeline: Pipeline, homes: Mapping[str, Path], environment: Mapping[str, str], every_s: float
 ) -> Scratch:
-    whole = {file.path: file.size or 0 for file in list_source(pipeline).files}
+    whole = {file.path: file.size or 1 for file in list_source(pipeline).files}  # of unknown sizes: by number
     files = chosen(pipeline, whole)
     if not files:
         raise UnavailableError(f"{pipeline.dataset.source.place} has no files to rehearse with; add data")
-    for root in homes.values():
-        require_room(pipeline, root.parent, sum(files.values()))
-    body = settings(pipeline, name, homes, files, minutes * 60 / SAVES_IN_ALL)
-    file = homes["state"] / f"{name}.yaml"
-    write_atomic(file, yaml.safe_dump(body, sort_keys=False, allow_unicode=True).encode())
-    environment = {key: value for key, value in child_environment().items() if not is_override(key)}
-    environment["RUNTIME_DIRECTORY"] = str(runtime(homes["state"]))
-    size = sum(whole.values())
-    share = sum(files.values()) / size if size else len(files) / len(whole)
-    return Scratch(load_pipeline(file, environment), environment, locks, homes, share, size)
+    source_bytes, used_bytes = sum(whole.values()), sum(files.values())
+    require_room(pipeline, homes, used_bytes)
+    file = homes["state"] / f"{homes['state'].name[1:]}.yaml"
+    body = yaml.safe_dump(settings(pipeline, homes, files, every_s), sort_keys=False, allow_unicode=True)
+    write_atomic(file, body.encode())
+    made = load_pipeline(file, environment)
+    return Scratch(made, environment, homes, used_bytes / source_bytes, source_bytes)
 
 
 def settings(
-    pipeline: Pipeline, name: str, homes: Mapping[str, Path], files: Mapping[str, int], every_s: float
+    pipeline: Pipeline, homes: Mapping[str, Path], files: Mapping[str, int], every_s: float
 ) -> dict[str, Any]:
     """Returns the content of the scratch pipeline's file: the real one's but for what it must not share."""
     body: dict[str, Any] = yaml.safe_load(effective_yaml(pipeline))
     body.pop("notify", None)
-    body |= {"name": name, **{key: str(root / key) for key, root in homes.items()}}
+    body |= {"name": homes["state"].name[1:], **{key: str(home / key) for key, home in homes.items()}}
     body["metrics"]["ports"] = dict.fromkeys(body["metrics"]["ports"], 0)
     body["dataset"]["source"]["include"] = [re.sub(r"[*?\[\]]", "?", path) for path in files]
     body["dataset"]["limit"] = {"files": len(files)}
@@ -144,14 +128,14 @@ def settings(
     return body
 
 
-def require_room(pipeline: Pipeline, place: Path, file_bytes: int) -> None:
+def require_room(pipeline: Pipeline, homes: Mapping[str, Path], file_bytes: int) -> None:
     """Raises UnavailableError where a disk has no room for a rehearsal with that much parquet.
 
     A file is fetched, copied to hot and built; `stage.free_floor` stays free.
     """
     needed = 3 * file_bytes + SAVE_BYTES * parameters(pipeline) + SPARE_BYTES + pipeline.stage.free_floor
-    if needed > (free := shutil.disk_usage(place).free):
-        why = (
-            f"{format_bytes(needed)} have to be free, stage.free_floor included, and {format_bytes(free)} are"
-        )
-        raise UnavailableError(f"{place} has no room for a rehearsal: {why}; free some, or lower that")
+    for place in {home.parent for home in homes.values()}:
+        if needed > (free := shutil.disk_usage(place).free):
+            why = f"{format_bytes(needed)} have to be free, stage.free_floor included"
+            why = f"{place} has no room for a rehearsal: {why}, and {format_bytes(free)} are"
+            raise UnavailableError(f"{why}; free some, or lower that")
