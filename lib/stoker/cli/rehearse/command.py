@@ -10,13 +10,12 @@ import click
 from stoker.cli.options import FiniteRange, one_line, pipeline_file
 from stoker.cli.pipeline.config import checked
 from stoker.cli.pipeline.events import Output
-from stoker.cli.pipeline.run import STOP_SIGNALS, is_nohup
+from stoker.cli.pipeline.run import STOP_SIGNALS
 from stoker.cli.rehearse.figures import strangers, told
 from stoker.cli.rehearse.kills import Rehearsal
 from stoker.cli.rehearse.scratch import scratch_of
 from stoker.cli.worker_jobs import Workers
 from stoker.config.schema import Pipeline
-from stoker.kit.lock import take_up_state
 from stoker.kit.workers.pool import Activity
 from stoker.store.errors import ConfigError, Transient
 
@@ -39,16 +38,9 @@ def rehearse(context: click.Context, pipeline: Pipeline, minutes: float) -> None
     rehearsal of FILE runs; 78 an external trainer, or a wrong configuration.
     """
     refuse(pipeline)
-    if not is_nohup():
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     with scratch_of(pipeline, minutes) as scratch:
-        os.environ.clear()
-        os.environ.update(scratch.environment)
         checked(scratch.pipeline)
-        take_up_state(scratch.pipeline)
-        scratch.pipeline.runtime.create()
         output = Output(scratch.pipeline.layout, headless=False, quiet=False)
-        output.say("info", f"rehearsing {pipeline.file} in {scratch.pipeline.file.parent}")
         rehearsal = Rehearsal(scratch, output, minutes * 60)
         code = rehearsal.run()
         for signum in STOP_SIGNALS:  # until nothing is left
@@ -59,7 +51,7 @@ def rehearse(context: click.Context, pipeline: Pipeline, minutes: float) -> None
         seen = rehearsal.measured(pipeline)
     for title, text in told(pipeline, seen):
         click.echo(one_line(f"{title:<19}{text}"))
-    context.exit(0 if seen.is_good else 1)
+    context.exit(0 if seen.is_good() else 1)
 
 
 def refuse(pipeline: Pipeline) -> None:
@@ -68,7 +60,6 @@ def refuse(pipeline: Pipeline) -> None:
         why = "names a trainer of your own, whose files a rehearsal would write among those of its runs"
         raise ConfigError(f"{pipeline.file}: train.command: {why}; kill it by hand under `stoker run`")
     with Workers() as workers:
-        task = {"every_s": GPUS.silent_s}
-        found = workers.run(GPUS, task, "the GPUs cannot be looked at", lambda sample: True)
+        found = workers.run(GPUS, {"every_s": 60.0}, "the GPUs cannot be looked at", lambda sample: True)
     if who := strangers(found.get("cards", ()), os.environ.get("CUDA_VISIBLE_DEVICES")):
         raise Transient(f"the GPU is in use: {who}; rehearse once it is free")

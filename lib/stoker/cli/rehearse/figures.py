@@ -19,18 +19,17 @@ BYTES_A_TOKEN, BYTES_A_WORD = 8, 500  # of parquet: for a few batches, and to tr
 class Measured(NamedTuple):
     """What was seen: `kills` by role, "" for one that was not shown in time; the rest by step or save.
 
-    `disks` are place, bytes at the end of the whole run, total and free.
+    `disks` are place, bytes at the end of the whole run, and bytes in all.
     """
 
     kills: Mapping[str, str]
     rates: Sequence[float]  # tokens a second
     stalls_s: Sequence[float]
     proofs_s: Sequence[float]  # from the begin of a save
-    disks: Sequence[tuple[str, int, int, int]]
+    disks: Sequence[tuple[str, int, int]]
 
-    @property
     def is_good(self) -> bool:
-        return all(self.kills.values()) and all(needs <= total for _, needs, total, _ in self.disks)
+        return all(self.kills.values()) and all(needs <= total for _, needs, total in self.disks)
 
 
 def told(pipeline: Pipeline, seen: Measured) -> Iterator[tuple[str, str]]:
@@ -47,10 +46,9 @@ def told(pipeline: Pipeline, seen: Measured) -> Iterator[tuple[str, str]]:
     slow, _, fast = quantiles([*seen.rates, rate], n=4, method="inclusive")
     whole = Left(tokens / fast, tokens / slow)
     yield "whole run", f"{steps:,} steps, {format_count(tokens)} tokens: done {whole}"
-    for place, needs, total, free in seen.disks:
+    for place, needs, total in seen.disks:
         fits = "" if needs <= total else "; it does not fit"
-        has = f"{format_bytes(total)}, {format_bytes(free)} of it free now"
-        yield "disk", f"{place}: about {format_bytes(needs)} at the end of the run, of {has}{fits}"
+        yield "disk", f"{place}: about {format_bytes(needs)} at the run's end, of {format_bytes(total)}{fits}"
     # Young (1974); but the next save would wait for one that is under way.
     best_s = max(math.sqrt(2 * stall_s * DAY_S), proof_s)
     yield "best interval", f"{format_duration(best_s)} between checkpoints, at a failure a day"
@@ -83,8 +81,7 @@ def at_end(pipeline: Pipeline, *, sets: int, parquet: int, checkpoint: int) -> d
 def strangers(cards: Sequence[Mapping[str, Any]], visible: str | None) -> str:
     """Returns who computes on a card that the trainer may use, "" for nobody; `visible` as CUDA reads it."""
     for card in cards:
-        names = {str(card["index"]), card["uuid"]}
-        if visible is None or names & set(visible.split(",")):
+        if visible is None or {str(card["index"]), card["uuid"]} & set(visible.split(",")):
             for pid, size in (card["figures"].get("processes") or {}).items():
                 return f"pid {pid} has {format_bytes(size)} on GPU {card['index']} ({card['name']})"
     return ""

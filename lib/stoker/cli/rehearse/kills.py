@@ -118,11 +118,11 @@ class Rehearsal(Foreground):
         rates = [row["tokens_per_s"] for row in rows[-STEPS:]]
         stalls = [row["save_stall_s"] for row in rows if "save_stall_s" in row]
         if self.proofs_s:
-            sets = tree_bytes(scratch.pipeline.hot_layout.shards(pipeline.dataset.name))
+            shards = scratch.pipeline.hot_layout.shards(pipeline.dataset.name)
+            sets = round(tree_bytes(shards) / scratch.share)
             checkpoint = max(map(tree_bytes, self.layout.checkpoints.glob("step-*")))
-            whole = round(sets / scratch.share)
-            sizes = at_end(pipeline, sets=whole, parquet=scratch.source_bytes, checkpoint=checkpoint)
+            sizes = at_end(pipeline, sets=sets, parquet=scratch.source_bytes, checkpoint=checkpoint)
             for key, size in sizes.items():
                 needs[next(filter(Path.is_mount, scratch.homes[key].parents))] += size
-        disks = [(str(disk), size, *shutil.disk_usage(disk)[::2]) for disk, size in needs.items()]
+        disks = [(str(disk), size, shutil.disk_usage(disk).total) for disk, size in needs.items()]
         return Measured(self.kills, rates, stalls, self.proofs_s, disks)

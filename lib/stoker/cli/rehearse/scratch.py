@@ -12,10 +12,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -33,19 +31,16 @@ from stoker.store.errors import LockHeld, UnavailableError
 from stoker.store.files import make_dir, remove_durably, remove_tree, write_atomic
 from stoker.store.layout import RuntimeLayout
 
-LOCK = "rehearsal.lock"
 ENDLESS = 10**8  # steps: it is stopped before
 SAVES_IN_ALL = 60  # within the time: the kills wait for saves
 SAVE_BYTES = 4 * 12  # a parameter: weight and two moments, in the newest, the best, one begun, one going
 SPARE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """A rehearsal's pipeline, and the environment in which it runs."""
+class Scratch(NamedTuple):
+    """A rehearsal's pipeline."""
 
     pipeline: Pipeline
-    environment: Mapping[str, str]
     homes: Mapping[str, Path]  # by key: the directory beside the real one
     share: float  # of the whole source that it uses
     source_bytes: int  # of the whole source
@@ -55,6 +50,7 @@ class Scratch:
 def scratch_of(pipeline: Pipeline, minutes: float) -> Iterator[Scratch]:
     """Makes the scratch pipeline; removes all of it at the end, whatever the end is.
 
+    This process's environment becomes that of the rehearsal: what it overrides holds for the real pipeline.
     Raises LockHeld where this pipeline is being rehearsed now, UnavailableError where it has no room.
     """
     real = {key: Path(os.path.realpath(path)) for key, path in places(pipeline).items()}
@@ -64,19 +60,21 @@ def scratch_of(pipeline: Pipeline, minutes: float) -> Iterator[Scratch]:
     left = {parent / f".{name}" for path in real.values() for parent in path.parents}
     runtime = RuntimeLayout.of(name, real["state"] / name, {}).root  # in a short path, for sockets
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Lock.acquire(runtime / LOCK, purpose=f"stoker rehearse {pipeline.file}"))
-        for lock in chain(*(home.glob("state/locks/*") for home in left)):
-            if holder := read_holder(lock):
-                raise LockHeld(f"a killed rehearsal's {holder} has not ended; wait for it")
+        lock = Lock.acquire(runtime / "rehearsal.lock", purpose=f"stoker rehearse {pipeline.file}")
+        stack.enter_context(lock)
+        locks = (lock for home in left for lock in home.glob("state/locks/*"))
+        if holder := next(filter(None, map(read_holder, locks)), None):
+            raise LockHeld(f"a killed rehearsal's {holder} has not ended; wait for it")
         stack.callback(remove_tree, runtime)
         for home in filter(os.path.lexists, left):
             remove_durably(home)
         for home in homes.values():
             stack.callback(remove_tree, home)
             make_dir(home, 0o700)
-        given = {**os.environ, "RUNTIME_DIRECTORY": str(runtime)}
-        environment = {key: value for key, value in given.items() if not is_override(key)}
-        yield _made(pipeline, homes, environment, minutes * 60 / SAVES_IN_ALL)
+        os.environ["RUNTIME_DIRECTORY"] = str(runtime)
+        for key in filter(is_override, list(os.environ)):
+            del os.environ[key]
+        yield _made(pipeline, homes, minutes * 60 / SAVES_IN_ALL)
 
 
 def homes_of(real: Mapping[str, Path], name: str) -> dict[str, Path]:
@@ -93,29 +91,23 @@ def homes_of(real: Mapping[str, Path], name: str) -> dict[str, Path]:
     return homes
 
 
-def _made(
-    pipeline: Pipeline, homes: Mapping[str, Path], environment: Mapping[str, str], every_s: float
-) -> Scratch:
+def _made(pipeline: Pipeline, homes: Mapping[str, Path], every_s: float) -> Scratch:
+    """Writes the scratch pipeline's file: the real one's content but for what it must not share."""
     whole = {file.path: file.size or 1 for file in list_source(pipeline).files}  # of unknown sizes: by number
     files = chosen(pipeline, whole)
     if not files:
         raise UnavailableError(f"{pipeline.dataset.source.place} has no files to rehearse with; add data")
     source_bytes, used_bytes = sum(whole.values()), sum(files.values())
-    require_room(pipeline, homes, used_bytes)
-    file = homes["state"] / f"{homes['state'].name[1:]}.yaml"
-    body = yaml.safe_dump(settings(pipeline, homes, files, every_s), sort_keys=False, allow_unicode=True)
-    write_atomic(file, body.encode())
-    made = load_pipeline(file, environment)
-    return Scratch(made, environment, homes, used_bytes / source_bytes, source_bytes)
-
-
-def settings(
-    pipeline: Pipeline, homes: Mapping[str, Path], files: Mapping[str, int], every_s: float
-) -> dict[str, Any]:
-    """Returns the content of the scratch pipeline's file: the real one's but for what it must not share."""
+    # A file is fetched, copied to hot and built; `stage.free_floor` stays free.
+    needed = 3 * used_bytes + SAVE_BYTES * parameters(pipeline) + SPARE_BYTES + pipeline.stage.free_floor
+    for place in {home.parent for home in homes.values()}:
+        if needed > (free := shutil.disk_usage(place).free):
+            why = f"it takes {format_bytes(needed)} with stage.free_floor, {format_bytes(free)} are free"
+            raise UnavailableError(f"{place} has no room for a rehearsal: {why}; free some, or lower that")
+    name = homes["state"].name[1:]
     body: dict[str, Any] = yaml.safe_load(effective_yaml(pipeline))
     body.pop("notify", None)
-    body |= {"name": homes["state"].name[1:], **{key: str(home / key) for key, home in homes.items()}}
+    body |= {"name": name, **{key: str(home / key) for key, home in homes.items()}}
     body["metrics"]["ports"] = dict.fromkeys(body["metrics"]["ports"], 0)
     body["dataset"]["source"]["include"] = [re.sub(r"[*?\[\]]", "?", path) for path in files]
     body["dataset"]["limit"] = {"files": len(files)}
@@ -125,17 +117,6 @@ def settings(
     train["evaluate"]["patience"] = None
     often = {"every": write_duration(round(every_s, 1)), "every_steps": None, "busy": "skip"}
     train["checkpoint"] |= {**often, "keep_last": 1, "keep_every": None, "milestones": []}
-    return body
-
-
-def require_room(pipeline: Pipeline, homes: Mapping[str, Path], file_bytes: int) -> None:
-    """Raises UnavailableError where a disk has no room for a rehearsal with that much parquet.
-
-    A file is fetched, copied to hot and built; `stage.free_floor` stays free.
-    """
-    needed = 3 * file_bytes + SAVE_BYTES * parameters(pipeline) + SPARE_BYTES + pipeline.stage.free_floor
-    for place in {home.parent for home in homes.values()}:
-        if needed > (free := shutil.disk_usage(place).free):
-            why = f"{format_bytes(needed)} have to be free, stage.free_floor included"
-            why = f"{place} has no room for a rehearsal: {why}, and {format_bytes(free)} are"
-            raise UnavailableError(f"{why}; free some, or lower that")
+    file = homes["state"] / f"{name}.yaml"
+    write_atomic(file, yaml.safe_dump(body, sort_keys=False, allow_unicode=True).encode())
+    return Scratch(load_pipeline(file), homes, used_bytes / source_bytes, source_bytes)
