@@ -8,10 +8,11 @@ import signal
 import click
 
 from stoker.cli.options import FiniteRange, one_line, pipeline_file
+from stoker.cli.pipeline.config import checked
 from stoker.cli.pipeline.events import Output
-from stoker.cli.pipeline.run import is_nohup
+from stoker.cli.pipeline.run import STOP_SIGNALS
 from stoker.cli.rehearse.figures import strangers, told
-from stoker.cli.rehearse.kills import Rehearsal, running
+from stoker.cli.rehearse.kills import Rehearsal
 from stoker.cli.rehearse.scratch import scratch_of
 from stoker.cli.worker_jobs import Workers
 from stoker.config.schema import Pipeline
@@ -37,21 +38,20 @@ def rehearse(context: click.Context, pipeline: Pipeline, minutes: float) -> None
     rehearsal of FILE runs; 78 an external trainer, or a wrong configuration.
     """
     refuse(pipeline)
-    if not is_nohup():
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     with scratch_of(pipeline, minutes) as scratch:
+        checked(scratch.pipeline)
         output = Output(scratch.pipeline.layout, headless=False, quiet=False)
-        output.say("info", f"rehearsing {pipeline.file} in {scratch.pipeline.file.parent}")
-        with running(scratch) as process:
-            rehearsal = Rehearsal(scratch, process, output, minutes * 60)
-            rehearsal.run()
-            output.close()
-            is_shown = all(rehearsal.kills.values())
-            output.say("info", "all is shown; stopping" if is_shown else "the time is up; stopping")
+        rehearsal = Rehearsal(scratch, output, minutes * 60)
+        code = rehearsal.run()
+        for signum in STOP_SIGNALS:  # until nothing is left
+            signal.signal(signum, signal.SIG_IGN)
+        output.close()
+        if code:
+            context.exit(code)
         seen = rehearsal.measured(pipeline)
     for title, text in told(pipeline, seen):
         click.echo(one_line(f"{title:<19}{text}"))
-    context.exit(0 if seen.is_good else 1)
+    context.exit(0 if seen.is_good() else 1)
 
 
 def refuse(pipeline: Pipeline) -> None:
@@ -60,7 +60,6 @@ def refuse(pipeline: Pipeline) -> None:
         why = "names a trainer of your own, whose files a rehearsal would write among those of its runs"
         raise ConfigError(f"{pipeline.file}: train.command: {why}; kill it by hand under `stoker run`")
     with Workers() as workers:
-        task = {"every_s": GPUS.silent_s}
-        found = workers.run(GPUS, task, "the GPUs cannot be looked at", lambda sample: True)
+        found = workers.run(GPUS, {"every_s": 60.0}, "the GPUs cannot be looked at", lambda sample: True)
     if who := strangers(found.get("cards", ()), os.environ.get("CUDA_VISIBLE_DEVICES")):
         raise Transient(f"the GPU is in use: {who}; rehearse once it is free")

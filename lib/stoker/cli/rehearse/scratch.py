@@ -1,7 +1,7 @@
 """The pipeline that is rehearsed: made of the real one, in directories beside its own, gone at the end.
 
 Nothing in the real pipeline's directories is written or locked. What a killed rehearsal left is removed by
-the next one, once no process of it holds its locks.
+the next one, once no daemon of it is left.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -27,26 +26,21 @@ from stoker.config.places import SOURCE, places
 from stoker.config.schema import Pipeline
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_bytes, write_duration
-from stoker.kit.exec import child_environment
-from stoker.kit.lock import Lock
-from stoker.store.errors import UnavailableError
+from stoker.kit.lock import Lock, read_holder
+from stoker.store.errors import LockHeld, UnavailableError
 from stoker.store.files import make_dir, remove_durably, remove_tree, write_atomic
 from stoker.store.layout import RuntimeLayout
 
-LOCK = "rehearsal.lock"
 ENDLESS = 10**8  # steps: it is stopped before
 SAVES_IN_ALL = 60  # within the time: the kills wait for saves
 SAVE_BYTES = 4 * 12  # a parameter: weight and two moments, in the newest, the best, one begun, one going
 SPARE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """A rehearsal's pipeline; `locks` are open while anything in it may be written."""
+class Scratch(NamedTuple):
+    """A rehearsal's pipeline."""
 
     pipeline: Pipeline
-    environment: Mapping[str, str]
-    locks: tuple[int, ...]
     homes: Mapping[str, Path]  # by key: the directory beside the real one
     share: float  # of the whole source that it uses
     source_bytes: int  # of the whole source
@@ -56,23 +50,31 @@ class Scratch:
 def scratch_of(pipeline: Pipeline, minutes: float) -> Iterator[Scratch]:
     """Makes the scratch pipeline; removes all of it at the end, whatever the end is.
 
+    This process's environment becomes that of the rehearsal: what it overrides holds for the real pipeline.
     Raises LockHeld where this pipeline is being rehearsed now, UnavailableError where it has no room.
     """
     real = {key: Path(os.path.realpath(path)) for key, path in places(pipeline).items()}
     # A name of the state's own: two rehearsals of it meet.
     name = f"rehearsal-{hashlib.sha256(os.fsencode(real['state'])).hexdigest()[:12]}"
-    homes, locks = homes_of(real, name), tuple[int, ...]()
-    left = (parent / f".{name}" for path in real.values() for parent in path.parents)
+    homes = homes_of(real, name)
+    left = {parent / f".{name}" for path in real.values() for parent in path.parents}
+    runtime = RuntimeLayout.of(name, real["state"] / name, {}).root  # in a short path, for sockets
     with contextlib.ExitStack() as stack:
-        for root in sorted({*homes.values(), *filter(Path.is_dir, left)}):
-            make_dir(root, 0o700)
-            if root.lstat().st_uid != os.geteuid():  # it is emptied: no link of another user's is followed
-                raise UnavailableError(f"{root} is another user's; rehearse as that user, or remove it")
-            lock = stack.enter_context(Lock.acquire(root / LOCK, purpose=f"stoker rehearse {pipeline.file}"))
-            stack.callback(_remove, root)
-            sweep(root)
-            locks += (lock.fileno(),)
-        yield _made(pipeline, name, homes, locks, minutes)
+        lock = Lock.acquire(runtime / "rehearsal.lock", purpose=f"stoker rehearse {pipeline.file}")
+        stack.enter_context(lock)
+        locks = (lock for home in left for lock in home.glob("state/locks/*"))
+        if holder := next(filter(None, map(read_holder, locks)), None):
+            raise LockHeld(f"a killed rehearsal's {holder} has not ended; wait for it")
+        stack.callback(remove_tree, runtime)
+        for home in filter(os.path.lexists, left):
+            remove_durably(home)
+        for home in homes.values():
+            stack.callback(remove_tree, home)
+            make_dir(home, 0o700)
+        os.environ["RUNTIME_DIRECTORY"] = str(runtime)
+        for key in filter(is_override, list(os.environ)):
+            del os.environ[key]
+        yield _made(pipeline, homes, minutes * 60 / SAVES_IN_ALL)
 
 
 def homes_of(real: Mapping[str, Path], name: str) -> dict[str, Path]:
@@ -89,49 +91,23 @@ def homes_of(real: Mapping[str, Path], name: str) -> dict[str, Path]:
     return homes
 
 
-def runtime(root: Path) -> Path:
-    """Returns a short path for sockets: those of the scratch directories may be too long."""
-    return RuntimeLayout.of(root.name[1:], root / "state", {}).root
-
-
-def sweep(root: Path) -> None:
-    """Removes what a rehearsal left; for the holder of the directory's lock."""
-    for entry in (runtime(root), *root.iterdir()):
-        if entry.name != LOCK:
-            remove_durably(entry)
-
-
-def _remove(root: Path) -> None:
-    sweep(root)
-    remove_tree(root)
-
-
-def _made(
-    pipeline: Pipeline, name: str, homes: Mapping[str, Path], locks: tuple[int, ...], minutes: float
-) -> Scratch:
-    whole = {file.path: file.size or 0 for file in list_source(pipeline).files}
+def _made(pipeline: Pipeline, homes: Mapping[str, Path], every_s: float) -> Scratch:
+    """Writes the scratch pipeline's file: the real one's content but for what it must not share."""
+    whole = {file.path: file.size or 1 for file in list_source(pipeline).files}  # of unknown sizes: by number
     files = chosen(pipeline, whole)
     if not files:
         raise UnavailableError(f"{pipeline.dataset.source.place} has no files to rehearse with; add data")
-    for root in homes.values():
-        require_room(pipeline, root.parent, sum(files.values()))
-    body = settings(pipeline, name, homes, files, minutes * 60 / SAVES_IN_ALL)
-    file = homes["state"] / f"{name}.yaml"
-    write_atomic(file, yaml.safe_dump(body, sort_keys=False, allow_unicode=True).encode())
-    environment = {key: value for key, value in child_environment().items() if not is_override(key)}
-    environment["RUNTIME_DIRECTORY"] = str(runtime(homes["state"]))
-    size = sum(whole.values())
-    share = sum(files.values()) / size if size else len(files) / len(whole)
-    return Scratch(load_pipeline(file, environment), environment, locks, homes, share, size)
-
-
-def settings(
-    pipeline: Pipeline, name: str, homes: Mapping[str, Path], files: Mapping[str, int], every_s: float
-) -> dict[str, Any]:
-    """Returns the content of the scratch pipeline's file: the real one's but for what it must not share."""
+    source_bytes, used_bytes = sum(whole.values()), sum(files.values())
+    # A file is fetched, copied to hot and built; `stage.free_floor` stays free.
+    needed = 3 * used_bytes + SAVE_BYTES * parameters(pipeline) + SPARE_BYTES + pipeline.stage.free_floor
+    for place in {home.parent for home in homes.values()}:
+        if needed > (free := shutil.disk_usage(place).free):
+            why = f"it takes {format_bytes(needed)} with stage.free_floor, {format_bytes(free)} are free"
+            raise UnavailableError(f"{place} has no room for a rehearsal: {why}; free some, or lower that")
+    name = homes["state"].name[1:]
     body: dict[str, Any] = yaml.safe_load(effective_yaml(pipeline))
     body.pop("notify", None)
-    body |= {"name": name, **{key: str(root / key) for key, root in homes.items()}}
+    body |= {"name": name, **{key: str(home / key) for key, home in homes.items()}}
     body["metrics"]["ports"] = dict.fromkeys(body["metrics"]["ports"], 0)
     body["dataset"]["source"]["include"] = [re.sub(r"[*?\[\]]", "?", path) for path in files]
     body["dataset"]["limit"] = {"files": len(files)}
@@ -141,17 +117,6 @@ def settings(
     train["evaluate"]["patience"] = None
     often = {"every": write_duration(round(every_s, 1)), "every_steps": None, "busy": "skip"}
     train["checkpoint"] |= {**often, "keep_last": 1, "keep_every": None, "milestones": []}
-    return body
-
-
-def require_room(pipeline: Pipeline, place: Path, file_bytes: int) -> None:
-    """Raises UnavailableError where a disk has no room for a rehearsal with that much parquet.
-
-    A file is fetched, copied to hot and built; `stage.free_floor` stays free.
-    """
-    needed = 3 * file_bytes + SAVE_BYTES * parameters(pipeline) + SPARE_BYTES + pipeline.stage.free_floor
-    if needed > (free := shutil.disk_usage(place).free):
-        why = (
-            f"{format_bytes(needed)} have to be free, stage.free_floor included, and {format_bytes(free)} are"
-        )
-        raise UnavailableError(f"{place} has no room for a rehearsal: {why}; free some, or lower that")
+    file = homes["state"] / f"{name}.yaml"
+    write_atomic(file, yaml.safe_dump(body, sort_keys=False, allow_unicode=True).encode())
+    return Scratch(load_pipeline(file), homes, used_bytes / source_bytes, source_bytes)
