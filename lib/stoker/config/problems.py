@@ -38,12 +38,10 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def section_at(path: KeyPath) -> type[BaseModel] | None:
     """Returns the schema of the mapping at path; None where no mapping is expected there."""
     section: type[BaseModel] | None = Pipeline
-    for part in path:
-        if isinstance(part, int):  # an item of a list of sections
-            continue
+    for part in (each for each in path if isinstance(each, str)):  # not the number of a section in a list
         if section is None or part not in section.model_fields:
             return None
-        annotation: Any = section.model_fields[str(part)].annotation
+        annotation: Any = section.model_fields[part].annotation
         candidates = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
         section = next((kind for kind in candidates if issubclass(kind, BaseModel)), None)
     return section

@@ -177,9 +177,7 @@ def read_zone(value: object) -> str:
     try:
         ZoneInfo(text)
     except (KeyError, OSError, ValueError) as problem:
-        raise ValueError(
-            f"there is no time zone {text!r}; write one like Europe/Berlin, or null"
-        ) from problem
+        raise ValueError(f"there is no time zone {text!r}; write one like Europe/Berlin") from problem
     return text
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from stoker.config.reading import (
     AutoOrCount,
@@ -268,11 +268,6 @@ class Notify(Section):
     heartbeat: Secret | None = None
     timezone: Zone | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_nothing(cls, value: Any) -> Any:
-        return {} if value == [] else value
-
 
 class Pipeline(Section):
     """A checked pipeline file; all its paths are absolute."""
@@ -294,6 +289,7 @@ class Pipeline(Section):
     metrics: Metrics = Metrics()
     notify: Notify = Notify()
     _file: Path = PrivateAttr(default=Path())
+    _of_nothing = field_validator("notify", mode="before")(lambda value: {} if value == [] else value)
 
     @property
     def file(self) -> Path:

@@ -89,10 +89,8 @@ def masked(name: str, value: Any) -> Any:
         return {key: masked(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return tuple(masked(name, inner) for inner in _without_secret_words(value))
-    if isinstance(value, Path):
+    if isinstance(value, Path | SecretStr):
         return str(value)
-    if isinstance(value, SecretStr):
-        return MASK
     if not isinstance(value, str):
         return value
     if _SECRET_KEY.search(name):

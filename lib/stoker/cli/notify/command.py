@@ -12,19 +12,17 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from stoker.cli.notify.due import Event, begun, caught_up, due, is_morning, judged_for, name_of
-from stoker.cli.notify.messages import Message, of_event, of_left_out
+from stoker.cli.notify.due import Progress, caught_up, due, is_morning, judged_for
+from stoker.cli.notify.messages import Event, Message, of_event, of_left_out
 from stoker.cli.notify.sending import call, send
 from stoker.cli.notify.sent import SentRecord, read_events
 from stoker.cli.options import one_line, pipeline_file
-from stoker.cli.pipeline.addresses import address_faults, exposed, word_faults
-from stoker.config.document import dotted
+from stoker.cli.pipeline.addresses import address_faults, word_faults
 from stoker.config.load import refuse
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import hold_directory, take_up_state
-from stoker.observe.verdict import Finding, verdict
+from stoker.observe.verdict import Finding, Verdict, verdict
 from stoker.store.errors import StokerError
-from stoker.store.layout import DAEMONS
 from stoker.supervise.outlook import seen
 
 CALL_S = 45.0  # for all that is sent in one call: the next comes after a minute
@@ -44,35 +42,31 @@ def notify(pipeline: Pipeline, test: bool) -> int:
     refuse(pipeline, [*word_faults(pipeline)])
     if not pipeline.notify.routes and pipeline.notify.heartbeat is None:
         click.echo("nobody is told: notify has neither routes nor a heartbeat")
-    elif test:
+        return 0
+    if test:
         return _test(pipeline)
-    else:
-        if not (events := pipeline.layout.events("").parent).is_dir():
-            take_up_state(pipeline)
-        # Not a lock's file: the disk may be full, or another user may have made it.
-        with hold_directory(events, f"another `stoker notify {pipeline.file}` runs; wait for it"):
-            Call(pipeline).run()
+    if not (events := pipeline.layout.events("").parent).is_dir():
+        take_up_state(pipeline)
+    # Not a lock's file: the disk may be full, or another user may have made it.
+    with hold_directory(events, f"another `stoker notify {pipeline.file}` runs; wait for it"):
+        Call(pipeline).run()
     return 0
 
 
 def _test(pipeline: Pipeline) -> int:
     """Sends a test on each route and prints what each answers; returns 1 if one fails."""
-    refuse(pipeline, [*address_faults(pipeline)])
-    for warning in exposed(pipeline):
-        say(f"warning: {dotted(warning.path)}: {warning.text}")
-    lines = ("`stoker notify --test` sent this, and it has arrived.",)
-    test = Message("info", pipeline.name, "a test", lines, "test")
-    ways = {label(n): partial(send, route, test) for n, route in enumerate(pipeline.notify.routes)}
+    test = Message("info", pipeline.name, "a test", ("`stoker notify --test` sent this.",), "test")
+    ways = {f"notify.routes[{n}]": partial(send, one, test) for n, one in enumerate(pipeline.notify.routes)}
     if (page := pipeline.notify.heartbeat) is not None:
         ways["notify.heartbeat"] = partial(call, page.get_secret_value())
     answers = dict.fromkeys(ways, f"no answer within {CALL_S:.0f} s")
     together([partial(lambda way: answers.update({way: ways[way]()}), way) for way in ways])
     for way, why in answers.items():
-        click.echo(shown(f"{way}: {why or 'it arrived'}"))
+        say(f"{way}: {why or 'it arrived'}", is_answer=True)
     return int(any(answers.values()))
 
 
-def together(jobs: Sequence[Callable[[], None]]) -> None:
+def together(jobs: Sequence[Callable[[], object]]) -> None:
     """Runs each job in a thread of its own; one that hangs is left behind and ends with the process."""
     threading.excepthook = _failed
     end = time.monotonic() + CALL_S
@@ -89,18 +83,10 @@ def _failed(about: threading.ExceptHookArgs) -> None:
     say(str(about.exc_value) if known else f"an error in a way of notify: {about.exc_type.__name__}")
 
 
-def shown(text: str) -> str:
-    """Returns a text on one line that a terminal of any encoding can show."""
-    return one_line(text).encode("ascii", "backslashreplace").decode()
-
-
-def say(text: str) -> None:
-    click.echo(f"stoker notify: {shown(text)}", err=True)
-
-
-def label(n: int) -> str:
-    """Returns a route's key: its address is a secret."""
-    return dotted(("notify", "routes", n))
+def say(text: str, *, is_answer: bool = False) -> None:
+    """Prints a text on one line that a terminal of any encoding can show."""
+    shown = one_line(text if is_answer else f"stoker notify: {text}")
+    click.echo(shown.encode("ascii", "backslashreplace"), err=not is_answer)
 
 
 class Call:
@@ -110,78 +96,56 @@ class Call:
         self.pipeline, self.routes, self.now = pipeline, pipeline.notify.routes, time.time()
         zone = pipeline.notify.timezone
         self.local = datetime.fromtimestamp(self.now, ZoneInfo(zone) if zone else None)
-        self.record, self._writing = SentRecord(pipeline), threading.Lock()
-        self._has_wrong_address = False
+        self.record = SentRecord(pipeline)
 
     def run(self) -> None:
         """Sends what is due; raises ConfigError for an address that cannot be used, after all others."""
-        is_first = len(self.record.routes) < len(self.routes)
-        queues = self._queues()
-        self.record.write()  # before anything is sent: what cannot be kept would be sent each minute
-        is_broken = self._judge(queues)
-        for n, (route, progress) in enumerate(zip(self.routes, self.record.routes, strict=True)):
-            if route.least is not None and is_morning(progress, self.pipeline.notify.daily, self.local):
-                from stoker.cli.notify.morning import morning_line
-
-                queues[n].append(morning_line(self.pipeline, self.now, self.local))
-        jobs: list[Callable[[], None]] = [partial(self._send, n, each) for n, each in enumerate(queues)]
-        together([*jobs, *([] if is_broken else [self._call])])
-        if is_first or self._has_wrong_address:
-            refuse(self.pipeline, [*address_faults(self.pipeline)])
-
-    def _queues(self) -> list[list[Message]]:
-        """Brings each route up to the logs, a new one to their ends; returns what waits for each."""
-        known, name, file = self.record.routes, self.pipeline.name, str(self.pipeline.file)
-        logs: dict[str, list[Event]] = {}
-        for daemon in DAEMONS:
-            places = [progress.places.get(daemon, (0, "")) for progress in known]
-            logs[daemon] = read_events(self.pipeline.layout.events(daemon), daemon, places)
+        known, logs = self.record.routes, read_events(self.pipeline.layout)
         ends = {each: (log[-1]["seq"], max(one["time"] for one in log)) for each, log in logs.items() if log}
-        # Where the record is damaged nobody knows what was sent: what the logs have is, as a digest.
-        is_lost = self.record.is_damaged and not known
-        new = begun({} if is_lost else ends, self.pipeline.notify.daily, self.local)
-        pairs = zip(self.routes, [*known, *([new] * len(self.routes))], strict=False)
-        caught = [caught_up(route, progress, logs, self.now) for route, progress in pairs]
+        # What has been is not told on a new route. Where nobody knows what was, it is told, as a digest.
+        begun = [*known, *([Progress({} if self.record.is_lost else ends)] * len(self.routes))]
+        caught = [caught_up(*each, logs, self.now) for each in zip(self.routes, begun, strict=False)]
         self.record.routes = [progress for progress, _ in caught]
-        return [
-            [
-                *([of_left_out(progress.left_out, name, file)] if progress.left_out else []),
-                *(of_event(event, name_of(event), file, name) for event in events),
-            ]
-            for progress, events in caught
-        ]
-
-    def _judge(self, queues: list[list[Message]]) -> bool:
-        """Adds a changed verdict to what waits; returns whether all is broken, or cannot be judged."""
-        trouble = self.record.trouble
+        self.record.write()  # before anything is sent: what cannot be kept would be sent each minute
+        trouble, judged = self.record.trouble, None
         found = (Finding("needs a hand", trouble, event="state_unwritable"),) if trouble else ()
         try:
             judged = verdict(replace(seen(self.pipeline), found=found))
         except (StokerError, OSError) as problem:
             say(str(problem))
-            return True
-        before = [*self.record.routes]
-        for n, queue in enumerate(queues):
+        jobs = [partial(self._send, n, self._queue(n, each, judged)) for n, (_, each) in enumerate(caught)]
+        self.record.write()
+        together([*jobs, self._call] if judged and judged.grade != "broken" else jobs)
+        if len(known) < len(self.routes) or any(one.failing_since for one in self.record.routes):
+            refuse(self.pipeline, [*address_faults(self.pipeline)])
+
+    def _queue(self, n: int, events: Sequence[Event], judged: Verdict | None) -> list[Message]:
+        """Returns what waits for a route: these events, a changed verdict and the morning line."""
+        about = str(self.pipeline.file), self.pipeline.name
+        least, progress = self.routes[n].least, self.record.routes[n]
+        queue = [of_left_out(progress.left_out, *about)] if progress.left_out else []
+        queue += [of_event(event, *about) for event in events]
+        if least is None:
+            return queue
+        if judged is not None:
             words = {message.word for message in queue}
-            pair = self.routes[n], self.record.routes[n]
-            self.record.routes[n], changed = judged_for(*pair, judged, words, self.pipeline.name)
-            if changed is not None:
-                queue.append(changed)
-        if self.record.routes != before:
-            self.record.write()
-        return judged.grade == "broken"
+            self.record.routes[n], changed = judged_for(least, progress, judged, words, self.pipeline.name)
+            queue += changed
+        if is_morning(progress, self.pipeline.notify.daily, self.local):
+            from stoker.cli.notify.morning import morning_line
+
+            queue.append(morning_line(self.pipeline, self.now, self.local))
+        return queue
 
     def _send(self, n: int, waiting: Sequence[Message]) -> None:
         """Sends what is due on a route now, and keeps each that was sent."""
         for message in due(self.routes[n], self.record.routes[n], waiting, self.local):
             why, before = send(self.routes[n], message), self.record.routes[n]
-            with self._writing:
-                self.record.routes[n] = before.after(message, self.now, is_sent=not why)
-                self.record.write()
+            self.record.routes[n] = before.after(message, self.now, is_sent=not why)
+            self.record.write()
             if why:
-                self._has_wrong_address = True
                 if before.failing_since is None:
-                    say(f"{label(n)}: {why}; it is tried each minute, for a day")
+                    say(f"notify.routes[{n}]: {why}; it is tried each minute, for a day")
                 return
 
     def _call(self) -> None:
@@ -192,6 +156,5 @@ class Call:
         if why := call(page.get_secret_value()):
             say(f"notify.heartbeat: {why}")
             return
-        with self._writing:
-            self.record.heartbeat = self.now
-            self.record.write()
+        self.record.heartbeat = self.now
+        self.record.write()

@@ -8,15 +8,13 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any
 
-from stoker.cli.notify.messages import LEVELS, Message, digest, of_verdict
+from stoker.cli.notify.messages import LEVELS, Event, Message, digest, name_of
 from stoker.config.schema import Route
 from stoker.kit.event_types import event_type
 from stoker.observe.verdict import Finding, Verdict
 from stoker.store.record import utc_at
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,6 @@ class Progress:
             return replace(self, failing_since=min(now, self.failing_since or now))
         sent = {"ahead": [*self.ahead, *message.names], "recent": [*self.recent, (now, message.word)]}
         return replace(self, failing_since=None, **{**sent, **message.then})
-
-
-def name_of(event: Event) -> str:
-    """Returns what tells an event from all others: after a power cut a number may come again."""
-    return f"{event['daemon']}:{event['seq']} {event['time']}"
 
 
 def is_wanted(route: Route, event: Event) -> bool:
@@ -87,27 +80,24 @@ def caught_up(
 
 
 def judged_for(
-    route: Route, progress: Progress, judged: Verdict, words: set[str], pipeline: str
-) -> tuple[Progress, Message | None]:
+    least: str, progress: Progress, judged: Verdict, words: set[str], pipeline: str
+) -> tuple[Progress, list[Message]]:
     """Returns the message about a changed verdict, if any; events of these words tell of it themselves.
 
     What is seen for the first time may be a daemon that is just started again: the next call tells it.
     """
-    if route.least is None:
-        return progress, None
-    standing = {_key(each): each for each in judged.hands if route.least in ("warning", _level(each))}
+    hands = [each for each in judged.hands if least in ("warning", _level(each))]
+    standing = {f"{each.grade}: {each.event or each.do}": each for each in hands}  # its text has figures
     lasting = {key: each for key, each in standing.items() if key in (*progress.suspect, *progress.trouble)}
     progress, told = replace(progress, suspect=[*standing]), words | {word for _, word in progress.recent}
     new = [each for key, each in lasting.items() if key not in progress.trouble and each.event not in told]
     if not new and (standing or not progress.trouble):
-        return replace(progress, trouble=[*lasting]), None
+        return replace(progress, trouble=[*lasting]), []
     level = max(map(_level, new), key=LEVELS.index, default="info")
-    return progress, of_verdict(pipeline, judged, level, new, {"trouble": [*lasting]})
-
-
-def _key(found: Finding) -> str:
-    """Returns what stays the same while a thing needs a hand; its text has figures that change."""
-    return f"{found.grade}: {found.event or found.do}"
+    lines = [line for each in new for line in (each.what, f"To do: {each.do}" if each.do else "")]
+    word = " ".join(each.event or each.what for each in new) or "well"
+    lines, then = lines or ["nothing needs a hand any more"], {"trouble": [*lasting]}
+    return progress, [Message(level, pipeline, judged.text, lines, word, then=then)]
 
 
 def _level(found: Finding) -> str:
@@ -120,16 +110,15 @@ def due(route: Route, progress: Progress, waiting: Sequence[Message], local: dat
 
     Where that number is used up, an error of another kind than those of this hour does not wait.
     """
-    if is_within(route.quiet, local):
-        waiting = [message for message in waiting if message.level == "error"]
+    errors = [message for message in waiting if message.level == "error"]
+    waiting = errors if is_within(route.quiet, local) else [*waiting]
     room = route.most_an_hour - len(progress.recent)
     if len(waiting) <= room:
-        return [*waiting]
+        return waiting
     if room > 0:
         return [*waiting[: room - 1], digest(waiting[room - 1 :])]
     words = {word for _, word in progress.recent}
-    errors = [one for one in waiting if one.level == "error" and one.word not in words]
-    return [*{message.word: message for message in reversed(errors)}.values()][::-1]
+    return [error for error in errors if error.word not in words][:1]
 
 
 def is_within(hours: str | None, local: datetime) -> bool:
@@ -137,12 +126,6 @@ def is_within(hours: str | None, local: datetime) -> bool:
     begin, _, end = (hours or "").partition("-")
     now = f"{local:%H:%M}"
     return begin <= now < end if begin <= end else now >= begin or now < end
-
-
-def begun(places: Mapping[str, Sequence[Any]], daily: str | None, local: datetime) -> Progress:
-    """Returns the progress of a new route: what has been, and a morning that is over, is not told."""
-    is_over = f"{local:%H:%M}" >= (daily or "")
-    return Progress(places, day=f"{local - timedelta(days=not is_over):%Y-%m-%d}")
 
 
 def is_morning(progress: Progress, daily: str | None, local: datetime) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from stoker.cli.options import plural
 from stoker.kit.event_types import event_type, filled
 from stoker.kit.terminal import harmless, sentence
-from stoker.observe.verdict import Finding, Verdict
 
 LEVELS = ("info", "warning", "error", "none")
 MOST_LINES, MOST_CHARS = 20, 160  # of a digest: services cut a text of more than 4 KB
+
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Message:
     word: str
     names: Sequence[str] = ()
     then: Mapping[str, Any] = field(default_factory=dict)
-    brief: str = ""  # in a digest
 
     @property
     def title(self) -> str:
@@ -39,42 +38,35 @@ class Message:
         return "\n".join(harmless(line) for line in self.lines if line)
 
 
-def of_event(event: Mapping[str, Any], name: str, file: str, pipeline: str) -> Message:
+def name_of(event: Event) -> str:
+    """Returns what tells an event from all others: after a power cut a number may come again."""
+    return f"{event['daemon']}:{event['seq']}, {event['time']}"
+
+
+def of_event(event: Event, file: str, pipeline: str) -> Message:
     """Returns the message about an event: what happened, what to do, its id."""
-    word, level = event["event"], event.get("level")
+    word, level, name = event["event"], event.get("level"), name_of(event)
     level = level if level in LEVELS else "info"  # another version's
-    row, what, number = event_type(word), sentence(event), f"{event['daemon']}:{event['seq']}"
+    row = event_type(word)
     do = filled(row.do, file, pipeline, lambda key: str(event.get(key, key))) if row and row.do else ""
-    lines = (what, f"To do: {do}" if do else "", f"{number}, {event['time']}")
-    headline, brief = row.headline if row else word, f"{number} {level}: {what}"
-    return Message(level, pipeline, headline, lines, word, (name,), brief=brief)
+    lines = (sentence(event), f"To do: {do}" if do else "", name)
+    return Message(level, pipeline, row.headline if row else word, lines, word, (name,))
 
 
-def of_verdict(
-    pipeline: str, judged: Verdict, level: str, new: Sequence[Finding], then: Mapping[str, Any]
-) -> Message:
-    """Returns the message about a changed verdict, with what needs a hand now and did not before."""
-    lines = [line for each in new for line in (each.what, f"To do: {each.do}" if each.do else "")]
-    word = " ".join(each.event or each.what for each in new) or "well"
-    return Message(level, pipeline, judged.text, lines or ["nothing needs a hand any more"], word, then=then)
-
-
-def of_left_out(count: int, pipeline: str, file: str) -> Message:
+def of_left_out(count: int, file: str, pipeline: str) -> Message:
     """Returns the message about events that are not sent any more."""
-    what, why = f"{plural(count, 'event')} left out", "not sent within a day, or gone from the logs"
-    lines = (f"{what}: {why}", f"`stoker events {file}` shows what there is")
+    what = f"{plural(count, 'event')} left out"
+    lines = (f"{what}: not sent within a day, or gone from the logs", f"see `stoker events {file}`")
     return Message("warning", pipeline, what, lines, "left_out", then={"left_out": 0})
 
 
 def digest(many: Sequence[Message]) -> Message:
-    """Returns one message in place of many: the first in a line each, and a count of the others by word."""
+    """Returns one message in place of many: the first in a line each, and a count of the others."""
     level = max((one.level for one in many), key=LEVELS.index)
-    lines = [(one.brief or one.title)[:MOST_CHARS] for one in many[:MOST_LINES]]
-    if rest := many[MOST_LINES:]:
-        kinds = ", ".join(
-            f"{count} {word}" for word, count in Counter(one.word for one in rest).most_common()
-        )
-        lines.append(f"{len(rest)} more, up to {rest[-1].brief.partition(' ')[0]}: {kinds}"[:MOST_CHARS])
+    briefs = [": ".join((*one.names, one.level, one.lines[0]))[:MOST_CHARS] for one in many]
+    lines, rest = briefs[:MOST_LINES], briefs[MOST_LINES:]
+    if rest:
+        lines.append(f"{len(rest)} more, the last of them {rest[-1]}"[:MOST_CHARS])
     names = [name for one in many for name in one.names]
     then = {key: value for one in many for key, value in one.then.items()}
     return Message(level, many[0].pipeline, f"{len(many)} messages", lines, "digest", names, then)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 
+from stoker.cli.notify.due import DAY_S
 from stoker.cli.notify.messages import Message
 from stoker.cli.options import counts, plural
 from stoker.cli.pipeline.status import status_rows
@@ -20,24 +21,21 @@ from stoker.supervise.outlook import gather
 from stoker.supervise.run.launch_ends import read_ends
 from stoker.supervise.run.step_rows import rows_of
 
-ROWS = ("step", "loss", "goodput")  # of `stoker status`
-DAY_S, TAIL_BYTES = 86_400.0, 64 << 20  # of a training log: two days of a step a second
+TAIL_BYTES = 64 << 20  # of a training log: two days of a step a second
 
 
 def morning_line(pipeline: Pipeline, now: float, local: datetime) -> Message:
     """Returns the message; what cannot be read is said in its place."""
-    facts = gather(pipeline)
-    judged, since = verdict(facts), utc_at(now - DAY_S)
-    shown = {title.strip(): text for title, text, _ in status_rows(facts, None)}
+    facts, since = gather(pipeline), utc_at(now - DAY_S)
+    judged = verdict(facts)
     lines = [f"needs a hand: {each.what}. {each.do}" for each in judged.hands]
     try:
         lines += _day(pipeline, since)
     except (StokerError, OSError, LookupError, TypeError, ValueError) as problem:
         lines.append(f"what the last day was like cannot be read: {problem}")
-    lines += [f"{title}: {shown[title]}" for title in ROWS if shown.get(title)]
+    lines += [f"goodput: {text}" for title, text, _ in status_rows(facts, None) if "goodput" in title]
     lines += [f"{work}{' full' * work.endswith(' disk')}: {left}" for work, left in facts.times.items()]
-    then = {"day": f"{local:%Y-%m-%d}"}
-    return Message("info", pipeline.name, judged.text, lines, "daily", then=then)
+    return Message("info", pipeline.name, judged.text, lines, "daily", then={"day": f"{local:%Y-%m-%d}"})
 
 
 def _day(pipeline: Pipeline, since: str) -> Iterator[str]:
@@ -50,8 +48,7 @@ def _day(pipeline: Pipeline, since: str) -> Iterator[str]:
     ]
     steps, tokens = (sum(max(0, two[n] - one[n]) for one, two in pairwise(rows)) for n in (0, 1))
     yield f"since yesterday: {f'{format_count(tokens)} tokens, ' if tokens else ''}{plural(steps, 'step')}"
-    ends, _ = read_ends(run.runs)
-    ended = Counter(one.exit_class or "not known" for one in ends if (one.end or one.begin) > since)
-    yield f"launches that ended: {counts(ended)}"
+    ends = [one for one in read_ends(run.runs)[0] if (one.end or one.begin) > since]
+    yield f"launches that ended: {counts(Counter(one.exit_class or 'not known' for one in ends))}"
     kept = [one for one in read_quarantine(pipeline.layout.quarantine) if one.things or not one.released]
     yield f"in quarantine: {len(kept):,}, new {sum(one.when > since for one in kept):,}"

@@ -6,18 +6,15 @@ import logging
 import os
 import re
 import subprocess
-import threading
 from typing import Any
 
 from stoker.cli.notify.messages import Message
-from stoker.cli.pipeline.addresses import address_of
+from stoker.cli.pipeline.addresses import run_command, service_of
 from stoker.config.schema import Route
 from stoker.config.show import MASK
-from stoker.kit.exec import child_environment, launch_command
 from stoker.store.errors import UnavailableError
 
 COMMAND_S, HEARTBEAT_S = 30.0, 10.0
-KINDS = {"info": "info", "warning": "warning", "error": "failure"}  # as apprise calls the levels
 # What libraries say, and what of it is told: no secret is in these groups.
 ANSWERS = (
     (re.compile(r"certificate verify failed: ([\w ,'.-]+?) \("), "its TLS certificate is not trusted: {}"),
@@ -30,57 +27,21 @@ ANSWERS = (
 def send(route: Route, message: Message) -> str:
     """Sends a message; returns why it is not sent, "" once it is."""
     if route.command:
-        return _run([word.get_secret_value() for word in route.command], f"{message.title}\n{message.text}\n")
-    try:
-        return _post(address_of(route), message)
-    except UnavailableError as problem:
-        return str(problem)
-
-
-def _run(words: list[str], text: str) -> str:
-    # As bytes: the text is UTF-8, whatever the locale's encoding is.
-    command = [word.replace("{message}", text.strip()).encode(errors="replace") for word in words]
-    starter = [os.fsencode(word) for word in launch_command([])]
-    settings: Any = {"env": child_environment(), "stdout": subprocess.DEVNULL, "timeout": COMMAND_S}
-    try:
-        ended = subprocess.run([*starter, *command], input=text.encode(), check=False, **settings)
-    except subprocess.TimeoutExpired:
-        return f"it did not end within {COMMAND_S:.0f} s"
-    except OSError as problem:
-        return f"it was not started: {problem.strerror}"
-    return f"it ended with exit code {ended.returncode}" if ended.returncode else ""
-
-
-class _Heard(logging.Handler):
-    """Keeps what apprise says of a failure in this thread; nobody else may: it has addresses in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said, self._thread = "", threading.get_ident()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        said = record.getMessage()
-        is_cause = said.startswith("Socket Exception")  # no warning names it
-        if record.thread == self._thread and (is_cause or record.levelno >= logging.WARNING):
-            self.said += f"{said}\n"
-
-
-def _post(address: str, message: Message) -> str:
+        words = [word.get_secret_value() for word in route.command]
+        return run_command(words, f"{message.title}\n{message.text}", COMMAND_S, subprocess.DEVNULL)
     if bundle := os.environ.get("SSL_CERT_FILE"):  # by which the daemons are told of one's own certificates
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
-    from apprise import Apprise
-
-    logger, heard = logging.getLogger("apprise"), _Heard()
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(heard)
     try:
-        if (service := Apprise.instantiate(address)) is None:
-            return "apprise cannot use its address"
-        kind = KINDS[message.level]
-        is_sent = service.notify(body=message.text, title=message.title, notify_type=kind, body_format="text")
-    finally:
-        logger.removeHandler(heard)
-    return "" if is_sent else answer(heard.said, address)
+        service, address = service_of(route)
+    except UnavailableError as problem:
+        return str(problem)
+    logging.getLogger("apprise").setLevel(logging.DEBUG)
+    kind = message.level.replace("error", "failure")  # as apprise calls it
+    text: Any = {"body": message.text, "title": message.title, "body_format": "text", "notify_type": kind}
+    result = service.notify(**text, log_level=logging.DEBUG)
+    # No warning names the cause of a failed connection; all else of the details has what was sent.
+    said = [one.message for one in result.logs() if one.level != "DEBUG" or one.message.startswith("Socket")]
+    return "" if result else answer("\n".join(said), address)
 
 
 def call(address: str) -> str:

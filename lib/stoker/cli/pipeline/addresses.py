@@ -1,26 +1,56 @@
-"""The routes of `notify`: what is wrong with them, without showing an address."""
+"""The routes of `notify`: where they lead, and what is wrong with them, without showing an address."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from stoker.cli.options import did_you_mean
 from stoker.config.checks import Fault
-from stoker.config.problems import nearest
 from stoker.config.schema import Pipeline, Route
 from stoker.kit.event_types import event_type, words
+from stoker.kit.exec import child_environment, launch_command
 from stoker.store.errors import UnavailableError
 from stoker.store.layout import DAEMONS
 
 
-def address_of(route: Route) -> str:
-    """Returns the address of a route that is no command; raises UnavailableError where it cannot be read."""
-    if route.url is not None:
-        return route.url.get_secret_value()
+def service_of(route: Route) -> tuple[Any, str]:
+    """Returns the service of a route that is no command, and its address. Asks apprise, which takes 44 MiB.
+
+    Raises UnavailableError where there is none.
+    """
+    from apprise import Apprise
+
     try:
-        return route.url_file.read_text().strip() if route.url_file else ""
-    except (OSError, UnicodeDecodeError) as problem:
-        why = getattr(problem, "strerror", "it is no text")
-        raise UnavailableError(f"{route.url_file} cannot be read: {why}") from problem
+        secret, file = route.url, route.url_file
+        address = secret.get_secret_value() if secret else file.read_text(errors="replace") if file else ""
+    except OSError as problem:
+        raise UnavailableError(f"{file} cannot be read: {problem.strerror}") from problem
+    if not (service := Apprise()).add(address.strip()):
+        scheme = address.partition("://")[0] if "://" in address else ""
+        raise UnavailableError(
+            f"apprise cannot use a {scheme!r} address like this; see appriseit.com/services"
+        )
+    return service, address
+
+
+def run_command(words: Sequence[str], text: str, limit_s: float, stdout: int | None = None) -> str:
+    """Runs a person's command with a text on its standard input and in place of {message}.
+
+    Returns why it failed, "" where it did not.
+    """
+    # As bytes: the text is UTF-8, whatever the locale's encoding is.
+    message, launched = text.encode(), launch_command([*words])
+    command = [word.encode(errors="surrogateescape").replace(b"{message}", message) for word in launched]
+    settings: Any = {"env": child_environment(), "stdout": stdout, "timeout": limit_s}
+    try:
+        ended = subprocess.run(command, input=message + b"\n", check=False, **settings)
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {limit_s:.0f} s"
+    except OSError as problem:
+        return f"it was not started: {problem.strerror}"
+    return f"it ended with exit code {ended.returncode}" if ended.returncode else ""
 
 
 def word_faults(pipeline: Pipeline) -> Iterator[Fault]:
@@ -29,31 +59,17 @@ def word_faults(pipeline: Pipeline) -> Iterator[Fault]:
     for n, route in enumerate(pipeline.notify.routes):
         for word in route.words:
             if (row := event_type(word)) is None or row.word not in known:
-                hint = (
-                    f"did you mean {guess!r}?" if (guess := nearest(word, known)) else "see `stoker events`"
-                )
+                hint = did_you_mean(word, known, "see `stoker events`")
                 yield Fault(("notify", "routes", n, "words"), f"{word!r} is no event; {hint}")
 
 
 def address_faults(pipeline: Pipeline) -> Iterator[Fault]:
-    """Yields the addresses that cannot be used. Asks apprise, which takes 44 MiB."""
+    """Yields the addresses that cannot be used."""
     for n, route in enumerate(pipeline.notify.routes):
-        if not route.command and (fault := _fault(route)):
-            yield Fault(("notify", "routes", n, "url" if route.url else "url_file"), fault)
-
-
-def _fault(route: Route) -> str:
-    from apprise import Apprise
-
-    try:
-        address = address_of(route)
-    except UnavailableError as problem:
-        return str(problem)
-    scheme = address.partition("://")[0] if "://" in address else ""
-    form = "https://appriseit.com/services has the form of each service's"
-    return (
-        "" if Apprise.instantiate(address) else f"apprise cannot use a {scheme!r} address like this; {form}"
-    )
+        try:
+            _ = route.command or service_of(route)
+        except UnavailableError as problem:
+            yield Fault(("notify", "routes", n, "url" if route.url else "url_file"), str(problem))
 
 
 def exposed(pipeline: Pipeline) -> Iterator[Fault]:

@@ -69,9 +69,8 @@ def check(pipeline: Pipeline) -> None:
     and conflicts with the state directory, the disks and the source. `stoker run` makes the same checks. Exit
     code 78: something is wrong.
     """
-    warnings = checked(pipeline)
     refuse(pipeline, [*address_faults(pipeline)])
-    for warning in warnings:
+    for warning in checked(pipeline):
         click.echo(f"warning: {warning}")
     click.echo(f"ok: {_summary(pipeline)}")
 
@@ -143,8 +142,7 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
     coming = disappointments(pipeline, whole, training_days(pipeline)) if pipeline.train.follows_plan else []
     warnings = [*notes(pipeline, whole_run(pipeline)[0]), *warnings, *shared_ports(pipeline)]
-    warnings += exposed(pipeline)
-    return faults, [*warnings, *_source_warnings(pipeline, seen), *coming]
+    return faults, [*warnings, *exposed(pipeline), *_source_warnings(pipeline, seen), *coming]
 
 
 def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:

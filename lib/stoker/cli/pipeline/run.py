@@ -205,7 +205,7 @@ class Foreground:
         """
         if any(child.process for child in self.children):
             return False
-        self.tell(time.monotonic())  # of the end, too
+        self.tell(float("inf"))  # of the end, too, once
         if any(teller.process for teller in self.tellers):
             return False
         return self.kill_at == float("inf") or not children_tree(os.getpid())
@@ -217,8 +217,8 @@ class Foreground:
                 for line in teller.last_words() or [how_it_ended(code)] * (code != 0):
                     self.say("warning", harmless(line), NOTIFY)
                 teller.log.write_bytes(b"")
-            if teller.process is None and now >= teller.start_at:
-                teller.start_at = now + NOTIFY_EVERY_S if self.stopping is None else float("inf")
+            if teller.process is None and now > teller.start_at:
+                teller.start_at = now + NOTIFY_EVERY_S
                 teller.start(self.pipeline.file)
 
     def status(self) -> Daemons:
@@ -238,8 +238,7 @@ class Foreground:
                 status = self.status()  # its last
                 self.output.refresh(now, status)  # print the daemon's last events before its end
                 self.ended(child, code, status[child.name]["body"].get("run_state"))
-        if self.stopping is None:
-            self.tell(now)
+        self.tell(now)
         self.end_strays(now)
         if self.until_done and self.stopping is None and self.is_done(status, now):
             self.say("info", "the run is finished; stopping the daemons")
@@ -250,8 +249,7 @@ class Foreground:
 
     def end_strays(self, now: float) -> None:
         """Reaps what lost its parent; kills every process below once the time for a stop is over."""
-        known = (*self.children, *self.tellers)
-        reap_strays({child.process.pid for child in known if child.process})
+        reap_strays({child.process.pid for child in (*self.children, *self.tellers) if child.process})
         if now >= self.kill_at:
             self.kill_at = float("inf")
             self.say("error", "a process does not stop; killing all that is left")
@@ -312,8 +310,6 @@ class Foreground:
         self.kill_at = time.monotonic() + self.pipeline.supervise.stop_time + STOP_MARGIN_S
         for child in self.children:
             child.signal(signal.SIGTERM)
-        for teller in self.tellers:
-            teller.start_at = 0.0
 
 
 @click.command(epilog="Example: stoker run demo-run/demo.yaml --until-done")

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +20,11 @@ import click
 import yaml
 
 from stoker.cli.options import TEXT, one_line
+from stoker.cli.pipeline.addresses import run_command
 from stoker.cli.pipeline.events import Daemons, Output
 from stoker.cli.pipeline.run import Child, Foreground, how_it_ended
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
-from stoker.kit.exec import child_environment, launch_command
 from stoker.kit.lock import Lock, read_holder, take_up_state
 from stoker.kit.terminal import Footer, harmless, sentence
 from stoker.store.errors import ConfigError, StokerError, UsageError
@@ -230,8 +229,9 @@ class Watching(Foreground):
     def run(self) -> int:
         """Returns the command's exit code, or that of a stop or a refusal, once nothing of it is left."""
         code = super().run()
-        if self.notify and code and self.output.trouble and not self.is_asked:
-            _call(self.notify, self.output.trouble)
+        is_needed = self.notify and code and self.output.trouble and not self.is_asked
+        if is_needed and (why := run_command(self.notify, self.output.trouble, NOTIFY_S)):
+            click.echo(f"stoker: --notify: {why}", err=True)
         return code
 
     def ended(self, child: Child, code: int, run_state: str | None) -> None:
@@ -254,21 +254,6 @@ class Watching(Foreground):
         """Handles a stop signal as `stoker run` does; the exit code is then a shell's."""
         super().asked_to_stop(signum)
         self.stopping = self.stopping or 128 + signum
-
-
-def _call(template: Sequence[str], message: str) -> None:
-    """Runs the operator's command once, with {message} filled in; its failure changes nothing."""
-    words = [word.replace("{message}", message) for word in template]
-    try:
-        subprocess.run(
-            launch_command(words),
-            env=child_environment(),
-            stdin=subprocess.DEVNULL,
-            timeout=NOTIFY_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        click.echo(f"stoker: --notify: {problem}", err=True)
 
 
 def _yaml(settings: Mapping[str, Any]) -> bytes:
