@@ -347,9 +347,9 @@ def see_the_builders_end(data: DataPipeline, pid: int) -> None:
         status = json.loads(data.pipeline.runtime.status(STAGE_SHARD).read_bytes())
         return status["processes"]["builder"]
 
-    wait_until(lambda: seen()["count"] and seen()["cpu_s"] > 0, what="the builders")
-    before = seen()
-    assert before["rss_bytes"] > 20 << 20 and before["pss_bytes"] > 1 << 20 and before["write_bytes"] > 0
+    # The sample may be of a time before their first write.
+    before = wait_until(lambda: (now := seen())["write_bytes"] > 0 and now, what="the builders")
+    assert before["rss_bytes"] > 20 << 20 and before["pss_bytes"] > 1 << 20 and before["cpu_s"] > 0
     for process in children_tree(pid):
         if "build_worker" in command_of(process.pid):
             signal_process(process, signal.SIGKILL)
