@@ -126,13 +126,14 @@ def test_a_copy_across_file_systems_goes_on_after_a_kill_and_the_set_is_the_same
         (tmp_path / "1.parquet").rename(data.source / "001.parquet")
         wait_until(lambda: data.states()["001.parquet"] == "released", what="the file that came back")
         assert data.status()["parallelism"] == {"builders": 2, "copies": 2}  # the file says two builders
+        # Released in the record first, then on the disk.
+        wait_until(lambda: not list(data.pipeline.hot_layout.parquet.iterdir()), what="the copies to be gone")
     finally:
         assert daemon.stop() == 0
     assert HALT_AT in [each["bytes"] for each in data.events("stage_shard", "stage_resumed")]
     for word in ("source_unavailable", "source_available"):
         assert len(data.events("stage_shard", word)) == 1
     assert not data.reasons()
-    assert not list(data.pipeline.hot_layout.parquet.iterdir())
     assert (data.sets(), data.pin().build_id) == (drained.made.sets(), drained.made.pin().build_id)
     assert data.pin().tokenizer_trained_on is None
 
