@@ -301,6 +301,15 @@ def test_what_is_no_route_is_refused_by_its_line_and_the_others_are_told(
         assert told.ids() == [1]
 
 
+def test_a_wrong_address_is_shown_with_the_other_problems_of_the_file(told: Told, shown: Any) -> None:
+    told.configure({"url": f"foo://{SECRET}"})
+    told.file.write_text(told.file.read_text().replace("- 'true'", "- no-such-program").replace("- true", ""))
+    assert exit_code(["config", "check", str(told.file)]) == 78
+    text = shown()
+    assert "notify.routes[0].url: apprise cannot use" in text
+    assert "train.command: 'no-such-program' is no program" in text
+
+
 def test_the_heartbeat_is_called_while_it_is_not_broken_and_a_dead_daemon_is_told_once(
     told: Told, shown: Any
 ) -> None:

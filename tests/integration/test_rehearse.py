@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 from stoker.cli.main import exit_code
 from stoker.cli.rehearse.kills import VICTIMS
 from stoker.kit.lock import read_holder
-from stoker.kit.process import ProcessId, processes_with_environment, signal_process
 from support.downloads import ENVIRON, hub_pipeline, put_parquet
 from support.external_trainer import make_external
 from support.fake_nvml import FakeDriver
@@ -25,12 +22,11 @@ from support.fetch_fixtures import hub_fixture, served_hub_fixture  # noqa: F401
 from support.loopback_hub import LoopbackHub
 from support.parquet import write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.processes import kill_tree, wait_gone
+from support.processes import wait_gone
+from support.stoker_command import StokerCommand
 from support.training import SLOW_ENOUGH, TrainPipeline, make_training, on_one_core, small_trainer
 from support.waiting import LONG_S, wait_until
 
-MARK = "STOKER_TEST_REHEARSAL"
-STOKER = str(Path(sys.executable).parent / "stoker")
 SETTINGS: dict[str, Any] = {
     "train__steps": 100_000,
     "train__seq_len": 64,
@@ -44,27 +40,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Rehearsed:
-    """A rehearsal as a process of its own; what it prints is kept beside the pipeline's directory."""
+class Rehearsed(StokerCommand):
+    """A rehearsal; what it prints is kept beside the pipeline's directory."""
 
     def __init__(self, data: DataPipeline, *options: str, with_torch: bool = False) -> None:
-        self.home, self.mark = data.home, str(data.home)
-        self.printed = data.home.with_name(f"{data.home.name}.printed")
-        with self.printed.open("wb") as stream, on_one_core() if with_torch else small_trainer():
-            self.process = subprocess.Popen(
-                [STOKER, "rehearse", str(data.file), *options],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env={**os.environ, MARK: self.mark},
-            )
-
-    def said(self) -> str:
-        return self.printed.read_text()
-
-    def everyone(self) -> list[ProcessId]:
-        """Every live process of it, whatever became of its parent."""
-        return processes_with_environment(MARK, self.mark)
+        self.home = data.home
+        printed = data.home.with_name(f"{data.home.name}.printed")
+        with on_one_core() if with_torch else small_trainer():
+            super().__init__(printed, "rehearse", str(data.file), *options)
 
     def begun(self) -> Path:
         """The lock of a daemon that works in the scratch directory."""
@@ -74,12 +57,6 @@ class Rehearsed:
     def left(self) -> list[str]:
         """What lies in the pipeline's directory, hidden names too."""
         return sorted(path.name for path in self.home.iterdir())
-
-    def end(self) -> None:
-        kill_tree(self.process.pid)
-        self.process.wait(LONG_S)
-        for process in self.everyone():
-            signal_process(process, signal.SIGKILL)
 
 
 @pytest.fixture

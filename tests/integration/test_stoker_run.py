@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,40 +18,27 @@ import pytest
 from stoker.cli.main import exit_code
 from stoker.cli.pipeline.run import LOG_BYTES
 from stoker.kit.lock import read_holder
-from stoker.kit.process import ProcessId, processes_with_environment, signal_process
+from stoker.kit.process import ProcessId, signal_process
 from stoker.store.layout import DAEMONS, DOWNLOAD_WATCHDOG, STAGE_SHARD, TRAIN_SUPERVISOR
 from support.external_trainer import make_external
 from support.halting import halts_at, wait_halted
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, make_pipeline
-from support.processes import ENDING_S, kill_tree, wait_gone
+from support.processes import ENDING_S, wait_gone
+from support.stoker_command import MARK, STOKER, StokerCommand
 from support.terminal import Screen, run_on_terminal
 from support.training import SLOW_ENOUGH, TrainPipeline, make_training, meanwhile
 from support.waiting import LONG_S, wait_until
 
-MARK = "STOKER_TEST_RUN"
-STOKER = str(Path(sys.executable).parent / "stoker")
 
-
-class StokerRun:
-    """`stoker run` (or train) as a process of its own; what it prints is kept in a file."""
+class StokerRun(StokerCommand):
+    """`stoker run` or `train` of a pipeline."""
 
     def __init__(self, pipeline: DataPipeline, *options: str, command: str = "run") -> None:
         self.training = TrainPipeline(pipeline)
         self.layout = pipeline.pipeline.layout
-        self.mark = str(pipeline.home)
-        self.printed = pipeline.home / "printed"
-        with self.printed.open("ab") as stream, self.training.trainer():
-            self.process = subprocess.Popen(
-                [STOKER, command, str(pipeline.file), *options],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env={**os.environ, MARK: self.mark},
-            )
-
-    def said(self) -> str:
-        return self.printed.read_text()
+        with self.training.trainer():
+            super().__init__(pipeline.home / "printed", command, str(pipeline.file), *options)
 
     def daemon(self, name: str) -> ProcessId | None:
         """The live daemon of that name."""
@@ -61,18 +47,6 @@ class StokerRun:
             return ProcessId.of(holder.pid) if holder and holder.pid else None
         except ProcessLookupError:
             return None
-
-    def everyone(self) -> list[ProcessId]:
-        """Every live process that was started below, whatever became of its parent."""
-        return processes_with_environment(MARK, self.mark)
-
-    def end(self) -> None:
-        """Leave nothing behind, whatever the test found."""
-        if self.process.poll() is None:
-            kill_tree(self.process.pid)
-            self.process.wait(LONG_S)
-        for process in self.everyone():
-            signal_process(process, signal.SIGKILL)
 
 
 @pytest.fixture

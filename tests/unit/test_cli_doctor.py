@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.doctor import checks
+from stoker.cli.doctor import checks, command
 from stoker.cli.doctor.bundle import mask
 from stoker.cli.doctor.checks import CHECKS, Finding, told
 from stoker.cli.doctor.command import UNHEARD, _lines, _rows
@@ -153,7 +153,9 @@ def test_a_hub_that_answers_is_well_and_a_refusal_is_told(
             checks.source(made)
 
 
-def test_findings_come_with_a_remedy_and_the_worst_first() -> None:
+def test_findings_come_with_a_remedy_and_the_worst_first_folded_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert told("broken", "a is b; c; do d") == Finding("broken", "a is b; c", "do d")
     assert told("broken", "a is b") == Finding("broken", "a is b")
     names = [name for name, *_ in CHECKS]
@@ -173,5 +175,12 @@ def test_findings_come_with_a_remedy_and_the_worst_first() -> None:
         "         `stoker config check /x.yaml` names the line",
         "skipped  disks: not looked at",
         "ok       logs",
+    ]
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    monkeypatch.setattr(command, "columns_of", lambda _: 30)
+    assert [*_lines([rows["config"]])][1:] == [
+        "         `stoker config check",
+        "         /x.yaml` names the",
+        "         line",
     ]
     assert len(DAEMONS) == 3 and len(set(names)) == len(names)

@@ -23,7 +23,7 @@ from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.kit.lock import Lock
 from stoker.observe.status import read_status
-from stoker.observe.verdict import Facts
+from stoker.observe.verdict import Facts, Verdict
 from stoker.store.errors import UsageError
 from stoker.store.layout import RuntimeLayout
 from stoker.store.log import ChainedLog
@@ -175,6 +175,13 @@ def test_a_terminal_gets_the_status_folded_and_coloured_by_state() -> None:
     assert coloured[0] == "\x1b[1mpipeline mine\x1b[0m"
     codes = [line.split("m")[0] for line in coloured[1:3] + coloured[4:5]]
     assert codes == ["\x1b[31", "\x1b[33", "\x1b[2"], "failed, waiting for the disk, never started"
+
+
+def test_a_terminal_of_twenty_columns_loses_no_word_of_the_verdict() -> None:
+    judged = Verdict("waits", "training waits: 2 shard sets, about 14 min")
+    lines = list(terminal_lines(Facts("mine", "FILE", nothing()), 20, judged, colour=False))
+    assert " ".join(lines[0].split()) == "verdict training waits: 2 shard sets, about 14 min"
+    assert max(map(len, lines[0].splitlines())) < 35, "a narrow column beside its title"
 
 
 def test_status_as_json_is_the_daemons_own_snapshots(

@@ -60,7 +60,7 @@ def times_left(pipeline: Pipeline, daemons: Mapping[str, Mapping[str, Any]]) -> 
     steps = body.get("steps") or (pipeline.train.steps if pipeline.train.follows_plan else None)
     if steps and (rest := steps - (body.get("step") or 0)) > 0:
         try:
-            found["run"] = time_left(steps_made(pipeline), rest, now)
+            found["run"] = time_left(_steps(pipeline), rest, now)
         except (StokerError, OSError, ValueError) as error:  # the rest of the status is told all the same
             found["run"] = Left(why=str(error))
     shards = daemons.get(STAGE_SHARD, {})
@@ -85,7 +85,7 @@ def _samples(file: Path, column: str, sign: int = 1) -> Iterator[Point]:
             yield Point(at, value, session)
 
 
-def steps_made(pipeline: Pipeline) -> Iterator[Point]:
+def _steps(pipeline: Pipeline) -> Iterator[Point]:
     """Yields the steps of the run's history as they were made, a session for each launch."""
     layout = pipeline.layout.run(pipeline.train.run)
     launched = [unix(one.time) for one in read_launches(layout.launches)[0]]

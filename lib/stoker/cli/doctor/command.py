@@ -11,15 +11,18 @@ from typing import Any
 import click
 
 from stoker.cli.options import NEW_FILE, PATH, answer, json_option, one_line
+from stoker.cli.pipeline.events import STDOUT
 from stoker.cli.worker_jobs import Workers
 from stoker.config.schema import Pipeline
 from stoker.kit.event_types import filled
+from stoker.kit.terminal import columns_of, fold
 from stoker.kit.workers.pool import Activity
 from stoker.store.errors import StokerError
 from stoker.store.record import utc_now
 
 EXAMINATION = Activity("doctor", "stoker.cli.doctor.worker", silent_s=10.0)  # a check may take so long
 EXITS = {"broken": 2, "warning": 1, "skipped": 0, "ok": 0}  # from the worst to the best
+INDENT = 9
 UNHEARD = ("broken", "not done: a disk, a driver or the network does not answer", "")
 
 
@@ -84,7 +87,9 @@ def _rows(found: Mapping[str, Any], file: str) -> Iterator[dict[str, str]]:
 
 
 def _lines(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yields the rows as text, on a terminal folded to its width."""
     for row in rows:
-        yield f"{row['outcome']:<9}{row['name']}{': ' * bool(row['what'])}{row['what']}"
-        if row["do"]:
-            yield f"{'':<9}{row['do']}"
+        texts = (f"{row['name']}{': ' * bool(row['what'])}{row['what']}", row["do"])
+        for title, text in zip((row["outcome"], ""), filter(None, texts), strict=False):
+            shown = fold(text, columns_of(STDOUT), INDENT) if os.isatty(STDOUT) else text
+            yield from f"{title:<{INDENT}}{shown}".split("\n")

@@ -9,7 +9,8 @@ import subprocess
 from typing import Any
 
 from stoker.cli.notify.messages import Message
-from stoker.cli.pipeline.addresses import run_command, service_of
+from stoker.cli.persons_command import run_command
+from stoker.cli.pipeline.addresses import service_of
 from stoker.config.schema import Route
 from stoker.config.show import MASK
 from stoker.store.errors import UnavailableError

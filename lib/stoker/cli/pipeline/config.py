@@ -69,8 +69,7 @@ def check(pipeline: Pipeline) -> None:
     and conflicts with the state directory, the disks and the source. `stoker run` makes the same checks. Exit
     code 78: something is wrong.
     """
-    refuse(pipeline, [*address_faults(pipeline)])
-    for warning in checked(pipeline):
+    for warning in checked(pipeline, *address_faults(pipeline)):
         click.echo(f"warning: {warning}")
     click.echo(f"ok: {_summary(pipeline)}")
 
@@ -109,10 +108,10 @@ def _summary(pipeline: Pipeline) -> str:
     )
 
 
-def checked(pipeline: Pipeline) -> list[str]:
-    """Returns warnings; raises ConfigError for faults that the daemons would refuse."""
+def checked(pipeline: Pipeline, *known: Fault) -> list[str]:
+    """Returns warnings; raises ConfigError for faults that the daemons would refuse, and those known."""
     faults, warnings = findings(pipeline)
-    refuse(pipeline, faults)
+    refuse(pipeline, [*known, *faults])
     return [f"{dotted(warning.path)}: {printable(warning.text)}" for warning in warnings]
 
 

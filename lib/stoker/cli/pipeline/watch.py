@@ -20,7 +20,7 @@ import click
 import yaml
 
 from stoker.cli.options import TEXT, one_line
-from stoker.cli.pipeline.addresses import run_command
+from stoker.cli.persons_command import run_command
 from stoker.cli.pipeline.events import Daemons, Output
 from stoker.cli.pipeline.run import Child, Foreground, how_it_ended
 from stoker.config.load import load_pipeline
