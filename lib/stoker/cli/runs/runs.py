@@ -21,7 +21,6 @@ from stoker.supervise.run.goodput import read_account
 from stoker.supervise.run.launch_ends import LaunchEnd, parse_end, read_ends
 
 HEAD = ("launch", "time", "steps", "good", "end")
-LINE = "{:<25}{:>12}{:>20}{:>6} {}"  # 80 columns; a launch's name has its begin in it
 
 
 @click.command(epilog="Example: stoker runs /etc/stoker/fineweb.yaml")
@@ -76,10 +75,13 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"run {report['run']} of {report['pipeline']}: {len(found):,} launched"
     if account and account["wall_s"]:
         yield f"  goodput {spent_line(account)}"
+    rows = [HEAD, *map(row_of, found)]
+    name, lasted, steps = (max(len(row[at]) for row in rows) for at in range(3))  # 60 columns mostly
+    line = f"{{:<{name}}} {{:>{lasted}}}  {{:>{steps}}}{{:>6}} {{}}"  # a launch's name has its begin in it
     if found:
-        yield LINE.format(*HEAD)
-    for one in found:
-        yield LINE.format(*row_of(one)).rstrip()
+        yield line.format(*HEAD)
+    for one, row in zip(found, rows[1:], strict=True):
+        yield line.format(*row).rstrip()
         if (proven := one["proven_step"]) is not None and proven < one["last_step"]:
             yield f"    proven to step {proven:,}; {_redone(one)} in steps made again"
     for what in report["damage"]:
