@@ -13,10 +13,10 @@ import torch
 from click.testing import CliRunner
 
 from stoker.checkpoints.seal import CheckpointWriter, tensor_files
-from stoker.exchange import transformers_model
-from stoker.exchange.export_model import export_model
-from stoker.exchange.output import Sink
-from stoker.exchange.sampling import Sampling, TextModel
+from stoker.cli.output import Sink
+from stoker.release import transformers_model
+from stoker.release.export_model import export_model
+from stoker.release.sampling import Sampling, TextModel
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError, StorageError, UsageError

@@ -11,8 +11,8 @@ import torch
 from click.testing import CliRunner
 
 from stoker.cli.which_run import checkpoints_at
-from stoker.exchange.generate import generate
-from stoker.exchange.sampling import Sampling, TextModel, pick
+from stoker.release.generate import generate
+from stoker.release.sampling import Sampling, TextModel, pick
 from stoker.store.errors import DataError, UsageError
 from support.trainer_run import SEQ_LEN, TrainerRun
 

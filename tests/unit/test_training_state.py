@@ -15,8 +15,8 @@ import torch
 
 from stoker.checkpoints.handover import Memory, Sealer, lay_out
 from stoker.checkpoints.seal import CheckpointWriter
-from stoker.exchange.sampling import Sampling, TextModel
 from stoker.plan.positions import Position
+from stoker.release.sampling import Sampling, TextModel
 from stoker.store.errors import ConfigError, DataError, StorageError, UsageError
 from stoker.store.record import write_record
 from stoker.training import state

@@ -54,11 +54,11 @@ COMMANDS = {
     "checkpoint": ("main", "Show checkpoints, write their model, continue a text with it."),
     "checkpoint list": ("runs.checkpoint", "Show each checkpoint of the run."),
     "checkpoint generate": (
-        "stoker.exchange.generate:generate",
+        "stoker.release.generate:generate",
         "Continue a text with a checkpoint's model.",
     ),
     "checkpoint export": (
-        "stoker.exchange.export_model:export_model",
+        "stoker.release.export_model:export_model",
         "Write a checkpoint's model for Hugging Face transformers.",
     ),
     "quarantine": ("data.quarantine", "List, release or drop quarantined files."),

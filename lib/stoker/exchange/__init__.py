@@ -1,1 +1,1 @@
-"""Tokens and models to and from other programs: import, export, export-model, generate."""
+"""Tokens to and from other programs: import, export."""

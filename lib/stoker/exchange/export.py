@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from stoker.cli.options import PATH, counts, plural
+from stoker.cli.output import new_directory, write_json
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources
 from stoker.exchange.export_formats import export_arrow, export_nanogpt
 from stoker.exchange.export_sets import OfferedSet, agree
-from stoker.exchange.output import new_directory, write_json
 from stoker.shards.format.reader import find_sets
 from stoker.store.errors import DataError, UsageError
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from stoker.cli.output import Sink, write_json
 from stoker.exchange.export_sets import Numbers, OfferedSet
-from stoker.exchange.output import Sink, write_json
 from stoker.store.files import canonical_json, make_dir
 
 COLUMN = "input_ids"

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from stoker.cli.options import PATH, TEXT, json_option, plural, print_json
+from stoker.cli.output import new_directory
 from stoker.exchange.arrow_rows import find_arrow
-from stoker.exchange.output import new_directory
 from stoker.exchange.to_parquet import COLUMN, convert
 from stoker.exchange.token_files import find_token_files, is_of
 from stoker.exchange.token_stream import MOST_TOKENS, TokenFiles

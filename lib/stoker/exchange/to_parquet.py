@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.exchange.output import Sink
+from stoker.cli.output import Sink
 from stoker.exchange.token_stream import Documents, Piece, TokenFiles, Tokens
 from stoker.shards.format.identity import dtype_for
 from stoker.shards.tokenize.tokenizer import FrozenTokenizer

@@ -1,7 +1,6 @@
 """Writes the model of a checkpoint as a directory that Hugging Face transformers loads.
 
-It is the same arithmetic under other names: both rotate the pairs (i, i + D/2) of a head, so no row changes
-its place; fused matrices are taken apart by rows. One tensor at a time is read, without torch.
+One tensor at a time is read, without torch.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +17,16 @@ from tokenizers.processors import TemplateProcessing
 
 from stoker.checkpoints.retention import reading
 from stoker.checkpoints.seal import Tensor, file_parts, split
-from stoker.exchange.output import Sink, new_directory, write_json
+from stoker.cli.output import Sink, new_directory, write_json
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import write_atomic
 from stoker.store.record import parse_json
 from stoker.training.model.shape import Shape
+from stoker.training.model.transformers_layout import Rows, config_of, rows_of
 
 FILE_BYTES = 5 * 10**9  # as transformers splits
 SMALL_FILES_BYTES = 32 << 20  # more than a tokenizer and the configuration take
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a tensor in a checkpoint, all of them by default."""
-
-    name: str
-    start: int = 0
-    stop: int | None = None
 
 
 def export_model(checkpoint: Path, files: Mapping[str, int], out: Path) -> str:
@@ -64,60 +54,6 @@ def export_model(checkpoint: Path, files: Mapping[str, int], out: Path) -> str:
         write_json(directory / "generation_config.json", ids)
         _write_tokenizer(checkpoint / "tokenizer.json", directory, config)
     return str(config["architectures"][0])
-
-
-def config_of(shape: Shape, eot: int) -> dict[str, Any]:
-    """Returns config.json: a Llama, or a Qwen3 where query and key heads are normed."""
-    family = "qwen3" if shape.qk_norm else "llama"
-    return {
-        "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
-        "model_type": family,
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.ffn_width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.width // shape.heads,
-        "max_position_embeddings": shape.seq_len,
-        "hidden_act": "silu",
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "tie_word_embeddings": shape.tie_embeddings,
-        "attention_bias": False,
-        "bos_token_id": eot,
-        "eos_token_id": eot,
-        "pad_token_id": eot,
-        "dtype": "float32",
-    }
-
-
-def rows_of(shape: Shape) -> dict[str, Rows]:
-    """Returns where each tensor of the exported model comes from, by its name there."""
-    head, ffn = shape.width // shape.heads, shape.ffn_width
-    queries, keys = shape.heads * head, (shape.heads + shape.kv_heads) * head
-    found = {"model.embed_tokens": Rows("embedding"), "model.norm": Rows("norm")}
-    if not shape.tie_embeddings:
-        found["lm_head"] = Rows("head")
-    for layer in range(shape.layers):
-        ours = f"blocks.{layer}"
-        parts = {
-            "input_layernorm": Rows(f"{ours}.attention_norm"),
-            "self_attn.q_proj": Rows(f"{ours}.attention.qkv", 0, queries),
-            "self_attn.k_proj": Rows(f"{ours}.attention.qkv", queries, keys),
-            "self_attn.v_proj": Rows(f"{ours}.attention.qkv", keys),
-            "self_attn.o_proj": Rows(f"{ours}.attention.out"),
-            "post_attention_layernorm": Rows(f"{ours}.ffn_norm"),
-            "mlp.gate_proj": Rows(f"{ours}.ffn.gate_up", 0, ffn),
-            "mlp.up_proj": Rows(f"{ours}.ffn.gate_up", ffn),
-            "mlp.down_proj": Rows(f"{ours}.ffn.down"),
-        }
-        if shape.qk_norm:
-            parts |= {f"self_attn.{one}_norm": Rows(f"{ours}.attention.{one}_norm") for one in "qk"}
-        found |= {f"model.layers.{layer}.{name}": rows for name, rows in parts.items()}
-    return {
-        f"{name}.weight": Rows(f"{rows.name}.weight", rows.start, rows.stop) for name, rows in found.items()
-    }
 
 
 class _Part:

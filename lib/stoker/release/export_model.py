@@ -22,7 +22,7 @@ def export_model(checkpoint: Path, out: Path) -> None:
     which puts end-of-text before a text. Exit codes: 65 the checkpoint is not whole; 74 no room.
     """
     directory, body = proven_checkpoint(checkpoint)
-    from stoker.exchange import transformers_model
+    from stoker.release import transformers_model
 
     sizes = {name: entry.size for name, entry in body.files.items()}
     name = transformers_model.export_model(directory, sizes, out)

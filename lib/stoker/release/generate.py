@@ -36,7 +36,7 @@ def generate(  # noqa: PLR0917 - click passes an argument per option
     on from the last half of that, again and again. Exit code 65: the checkpoint is not whole.
     """
     directory, _ = proven_checkpoint(checkpoint)
-    from stoker.exchange.sampling import Sampling, TextModel
+    from stoker.release.sampling import Sampling, TextModel
 
     model = TextModel(directory)
     text = model.continue_text(prompt, tokens, Sampling(temperature, top_k, top_p, seed))

@@ -1,0 +1,1 @@
+"""Answers completions over HTTP with a bundled model: serve."""
