@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,8 +117,9 @@ def test_a_lost_answer_is_found_out_and_not_committed_twice(
 
 
 def test_a_hub_that_is_busy_or_broken_is_waited_for(
-    hub: LoopbackHub, bundle: Path, pauses: list[float]
+    hub: LoopbackHub, tmp_path: Path, pauses: list[float]
 ) -> None:
+    bundle = small_bundle(tmp_path / "bundle", seed=2)
     hub.fault("status", on="api", path="preupload", code=429, retry_after="7")
     hub.fault("status", on="cdn", path="upload", code=503)
     hub.fault("status", on="api", path="commit", code=504)
@@ -188,7 +187,7 @@ def killed_at(hub: LoopbackHub, fault: dict[str, Any], *words: object) -> None:
 
         wait_until(struck, what=f"the fault {fault}")
     finally:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.communicate(timeout=LONG_S)
         hub.control("clear")
 
@@ -205,8 +204,9 @@ PHASES = (
 
 
 def test_kill_9_in_any_phase_leaves_no_commit_or_one_and_the_same_command_ends_it(
-    hub: LoopbackHub, bundle: Path
+    hub: LoopbackHub, tmp_path: Path
 ) -> None:
+    bundle = small_bundle(tmp_path / "bundle", seed=3)
     for number, phase in enumerate(PHASES):
         killed_at(hub, phase, "publish", bundle, "org/killed")
         assert len(commits(hub)) == (number == len(PHASES) - 1), phase

@@ -33,10 +33,10 @@ else:
 class Writes(_Answers):
     """The part of a connection's handler that writes."""
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - the base class calls it so
         self._take(self._write)
 
-    def do_PUT(self) -> None:
+    def do_PUT(self) -> None:  # noqa: N802
         self._take(self._upload)
 
     def _take(self, answer: Callable[[bytes], None]) -> None:

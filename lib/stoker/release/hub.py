@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import Counter
@@ -47,10 +46,13 @@ class ModelHub(HubApi):
     def refuse_other_type(self) -> None:
         """Raises UnavailableError where the hub has no model of that name, but a dataset or a space."""
         for kind in ("dataset", "space"):
-            with contextlib.suppress(FetchFailed), self.asking("main"):
-                self.api.repo_info(self.hub.repo, repo_type=kind)
-                fault = f"{self.hub.repo} is a {kind} at {self.hub.endpoint}, not a model"
-                raise UnavailableError(f"{fault}; correct REPO, or make a model of that name there first")
+            try:
+                with self.asking("main"):
+                    self.api.repo_info(self.hub.repo, repo_type=kind)
+            except FetchFailed:
+                continue  # mostly because there is none
+            fault = f"{self.hub.repo} is a {kind} at {self.hub.endpoint}, not a model"
+            raise UnavailableError(f"{fault}; correct REPO, or make a model of that name there first")
 
 
 def persist(
