@@ -40,6 +40,7 @@ class Handler(Writes, BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait for its head's acknowledgement
     hub: Hub
 
     def setup(self) -> None:

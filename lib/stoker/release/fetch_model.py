@@ -16,7 +16,6 @@ from stoker.corpus.fetch.landing import PARTS, Landing
 from stoker.corpus.fetch.transfer import Bandwidth, FileFetch, TransferConfig
 from stoker.corpus.http.client import HttpClient, HttpConfig
 from stoker.corpus.http.remote_file import RemoteFile, clashes, printable, unsafe
-from stoker.corpus.http.retry_rules import FetchFailed
 from stoker.corpus.source.listing import Row
 from stoker.kit.loop import Backoff
 from stoker.release.hub import FIRST_PAUSE_S, LONGEST_PAUSE_S, ModelHub, persist, token_file_option
@@ -53,7 +52,6 @@ def fetch_model(repo: str, directory: Path, revision: str, token_file: Path | No
     with new_directory(directory, size, resumes=True) as place:
         _fetch_all(hub, place, files)
         proof = _prove(place, hub.hub.page)
-        _mention_code(place)
     what = f"{plural(len(files), 'file')}, {format_bytes(size)}, of {hub.hub.page} at {commit[:12]}"
     click.echo(one_line(f"{directory}: {what}; {proof}"))
 
@@ -71,12 +69,7 @@ def select(rows: Sequence[Row]) -> list[Row]:
 
 
 def _listed(hub: ModelHub, revision: str) -> tuple[str, list[Row]]:
-    try:
-        commit = hub.commit(revision)
-    except FetchFailed as failure:
-        if failure.kind in ("missing", "unauthorized"):
-            hub.refuse_other_type()
-        raise
+    commit = hub.commit(revision)  # once: a branch may move between two files
     return commit, list(hub.files(commit))
 
 
@@ -100,19 +93,14 @@ def _fetch_all(hub: ModelHub, place: Path, files: Sequence[RemoteFile]) -> None:
 
 def _prove(place: Path, page: str) -> str:
     """Returns what proves the files; DataError where SHA256SUMS says otherwise."""
+    for file in sorted(place.glob("*config.json")):
+        with contextlib.suppress(ValueError):
+            if "auto_map" in parse_json(file.read_bytes()):
+                click.echo(f"{file.name} names code (auto_map): it is not fetched and never run", err=True)
     try:
         _, difference = prove_checksums(place)
     except FileNotFoundError:
         return f"each has the hub's sum, and the repository has no {SUMS}"
     if difference:
-        raise DataError(
-            f"{page} is not what was bundled: {difference}; ask its owner, or name another revision"
-        )
+        raise DataError(f"{page} is not what was bundled: {difference}; name another revision")
     return f"all have the sums of {SUMS}"
-
-
-def _mention_code(place: Path) -> None:
-    for file in sorted(place.glob("*config.json")):
-        with contextlib.suppress(ValueError):
-            if "auto_map" in parse_json(file.read_bytes()):
-                click.echo(f"{file.name} names code (auto_map): it is not fetched and never run", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
@@ -22,10 +23,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 PATIENCE_S = 1800.0  # of pauses in all, without progress between them
 ATTEMPTS = 3  # at what a second try may mend, but hardly a fourth
 _MOVED = (409, 412)  # or a commit whose first answer was lost: the next attempt finds out
-_ERRORS: dict[str, type[StokerError]] = {
-    **dict.fromkeys(LOCAL, StorageError),
-    **dict.fromkeys(("mismatch", "length"), DataError),
-}
 
 T = TypeVar("T")
 
@@ -35,7 +32,7 @@ token_file_option = click.option(
 
 
 class ModelHub(HubApi):
-    """A repository of models; `what` names it in errors."""
+    """The client for one repository of a model."""
 
     def __init__(self, repo: str, token_file: Path | None) -> None:
         # The client's own warnings may hold a signed address; its bars say less than our lines.
@@ -43,16 +40,22 @@ class ModelHub(HubApi):
         self.token = hub_token(None if token_file is None else str(token_file))
         super().__init__(HubRepo(repo, "model", endpoint_of(None), commanded=True), self.token)
 
-    def refuse_other_type(self) -> None:
-        """Raises UnavailableError where the hub has no model of that name, but a dataset or a space."""
+    def commit(self, revision: str) -> str:
+        """Returns the commit of a revision; UnavailableError where only a dataset or space has that name."""
+        try:
+            return super().commit(revision)
+        except FetchFailed as failure:
+            if failure.kind in ("missing", "unauthorized"):
+                self._refuse_other_type()
+            raise
+
+    def _refuse_other_type(self) -> None:
         for kind in ("dataset", "space"):
-            try:
+            with contextlib.suppress(FetchFailed):  # mostly because there is none
                 with self.asking("main"):
                     self.api.repo_info(self.hub.repo, repo_type=kind)
-            except FetchFailed:
-                continue  # mostly because there is none
-            fault = f"{self.hub.repo} is a {kind} at {self.hub.endpoint}, not a model"
-            raise UnavailableError(f"{fault}; correct REPO, or make a model of that name there first")
+                fault = f"{self.hub.repo} is a {kind} at {self.hub.endpoint}, not a model"
+                raise UnavailableError(f"{fault}; correct REPO, or make a model of that name there first")
 
 
 def persist(
@@ -71,12 +74,18 @@ def persist(
             if failure.status in _MOVED:
                 failure.kind = "server"
             counted[failure.kind] += 1
-            pause_s = next_pause(failure, failures or counted, ATTEMPTS, backoff.next())
+            counts = counted if failures is None else failures
+            pause_s = next_pause(failure, counts, ATTEMPTS, backoff.next())
             waited_s = (waited_s if backoff.failures > 1 else 0.0) + (pause_s or 0.0)
             futile = failure.kind == "broken" and counted["broken"] >= ATTEMPTS
             if pause_s is None or futile or waited_s > PATIENCE_S:
                 again = "" if pause_s is None else "; it did not pass: give the command again later"
-                error = _ERRORS.get(failure.kind, UnavailableError)
-                raise error(f"{what}: {failure.reason}{again}") from failure
+                raise _error_type(failure.kind)(f"{what}: {failure.reason}{again}") from failure
             click.echo(one_line(f"{failure.reason}; the next try is in {pause_s:.0f} s"), err=True)
             time.sleep(pause_s)
+
+
+def _error_type(kind: str) -> type[StokerError]:
+    if kind in LOCAL:
+        return StorageError
+    return DataError if kind in ("mismatch", "length") else UnavailableError

@@ -49,9 +49,7 @@ def publish(  # noqa: PLR0917 - click passes an argument per option
     sums, told = read_bundle(bundle)
     hub = ModelHub(repo, token_file)
     if hub.token is None:
-        raise UnavailableError(
-            "the hub takes a commit only with an access token; set --token-file or HF_TOKEN"
-        )
+        raise UnavailableError("a commit needs an access token; set --token-file or HF_TOKEN")
     message = f"Step {told.get('step')} of {told.get('run')}"
     work = Publication(hub, bundle, sums, revision, private, as_pr)
     click.echo(one_line(persist(lambda: work.attempt(message), f"{repo} is not published")))
@@ -63,11 +61,11 @@ def read_bundle(bundle: Path) -> tuple[dict[str, str], dict[str, Any]]:
         sums, fault = prove_checksums(bundle)
         told = parse_json((bundle / "release.json").read_bytes())
     except (FileNotFoundError, ValueError) as error:
-        raise DataError(f"{bundle} is no bundle: {error}; `stoker bundle` makes one") from error
-    if not fault and told.get("proven") is not True:
-        fault = "nothing has proven that it loads (release.json); pip install 'stoker[hf]' where it is made"
+        raise DataError(f"{bundle} is no bundle: {SUMS} or release.json cannot be read") from error
+    if not fault and not (isinstance(told, dict) and told.get("proven") is True):
+        fault = "nothing has proven that it loads; pip install 'stoker[hf]' where it is made"
     elif not fault and not told.get("license"):
-        fault = "it has no licence (release.json); name one"
+        fault = "release.json names no licence; give one"
     if fault:
         raise DataError(f"{bundle}: {fault}; make it again with `stoker bundle`")
     return {**sums, SUMS: hash_file(bundle / SUMS).sha256}, told
@@ -113,18 +111,17 @@ class Publication:
         return self._commit(message, *self._changes(head))
 
     def _head(self) -> str:
-        hub = self.hub
         try:
-            return hub.commit(self.revision)
+            return self.hub.commit(self.revision)
         except FetchFailed as failure:
             if failure.status != 404 or self.revision != "main":
                 raise
-        hub.refuse_other_type()
-        with hub.asking("main"):
-            hub.api.create_repo(hub.hub.repo, private=self.private)
-        return hub.commit("main")
+        with self.hub.asking("main"):
+            self.hub.api.create_repo(self.hub.hub.repo, private=self.private)
+        return self.hub.commit("main")
 
     def _proposals(self) -> list[str]:
+        """Returns the commits of open pull requests, where this is to be one."""
         if not self.as_pr:
             return []
         with self.hub.asking("main"):
@@ -148,13 +145,13 @@ class Publication:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         click.echo(f"sending {plural(len(add), 'file')} to {self.hub.hub.page}", err=True)
-        additions = [CommitOperationAdd(name, self.bundle / name) for name in add]
+        files = [CommitOperationAdd(name, self.bundle / name) for name in add]
         deletions = [CommitOperationDelete(name, is_folder=False) for name in drop]
         with self.hub.asking(self.revision), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the card's metadata, with a path of this machine
             done = self.hub.api.create_commit(
                 self.hub.hub.repo,
-                [*additions, *deletions],
+                [*files, *deletions],
                 commit_message=message,
                 revision=self.revision,
                 create_pr=self.as_pr,
