@@ -143,9 +143,10 @@ class LazyGroup(click.Group):
         names = self.list_commands(ctx)
         sections = {"Commands": " ".join(names)} if self.words else SECTIONS
         for title, section in sections.items():
-            with formatter.section(title):
-                rows = [(name, COMMANDS[self._words(name)][1]) for name in section.split() if name in names]
-                formatter.write_dl(rows, col_max=12)
+            rows = [(name, COMMANDS[self._words(name)][1]) for name in section.split() if name in names]
+            if rows:  # else all of them are of an extra that is not here
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=12)
 
 
 class DataGroup(LazyGroup):
