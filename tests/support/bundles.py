@@ -19,7 +19,8 @@ def small_bundle(place: Path, *, weights: int = 1 << 16, seed: int = 0, **releas
     files = {
         "config.json": b'{"architectures": ["LlamaForCausalLM"]}\n',
         "generation_config.json": b"{}\n",
-        "model.safetensors": noise(weights, seed),
+        "model-00001-of-00002.safetensors": noise(weights, seed),
+        "model-00002-of-00002.safetensors": noise(1000, seed + 1000),
         "tokenizer.json": b'{"version": "1.0"}\n',
         "README.md": CARD,
         "release.json": json.dumps(told).encode(),
