@@ -143,6 +143,18 @@ def move_durably(source: Path, target: Path) -> None:
             _fsync_path(source.parent)
 
 
+def point_link(link: Path, target: Path) -> None:
+    """Has a symbolic link, new or there already, lead to the target, by one durable rename."""
+    beside = target.absolute().parent == link.absolute().parent
+    temporary = link.with_name(f"{TEMPORARY}{link.name}")
+    with storage_errors("turn", link):
+        with contextlib.suppress(FileNotFoundError):  # of a killed command
+            os.unlink(temporary)
+        os.symlink(target.name if beside else target.absolute(), temporary)
+        os.rename(temporary, link)
+        _fsync_path(link.parent)
+
+
 def unlink_durably(path: Path) -> None:
     """Unlinks a file durably; a missing file is no error, because a restart repeats the call."""
     with storage_errors("unlink", path):
