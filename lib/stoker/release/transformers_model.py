@@ -6,9 +6,9 @@ A few rows at a time are read, without torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -26,6 +26,8 @@ from stoker.training.model.shape import Shape
 from stoker.training.model.transformers_layout import Rows, config_of, rows_of
 
 FILE_BYTES = 5 * 10**9  # as transformers splits
+NAMES = {"float32": "F32", "bfloat16": "BF16"}  # in safetensors
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 PIECE_BYTES = 32 << 20  # of a tensor, held at once
 SMALL_FILES_BYTES = 32 << 20  # more than a tokenizer and the configuration take
 
@@ -43,7 +45,7 @@ def export_model(checkpoint: Path, files: Mapping[str, int], out: Path) -> str:
 def bytes_of(files: Mapping[str, int], dtype: str = "float32") -> int:
     """Returns what the directory takes at most, in bytes."""
     weights = sum(size for name, size in files.items() if name.startswith("model-"))
-    return weights * DTYPES[dtype].bytes // 4 + SMALL_FILES_BYTES
+    return weights * ITEM_BYTES[dtype] // 4 + SMALL_FILES_BYTES
 
 
 def write_model(
@@ -65,20 +67,12 @@ def write_model(
     for path in (checkpoint / name for name in sorted(files) if name.startswith("model-")):
         with safe_open(path, framework="np") as file:
             saved |= {key: (path, file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    sums = _write_weights(directory, saved, rows_of(shape), DTYPES[dtype])
+    sums = _write_weights(directory, saved, rows_of(shape), dtype)
     write_json(directory / "config.json", config)
-    ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(directory / "generation_config.json", ids)
+    special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    write_json(directory / "generation_config.json", special)
     _write_tokenizer(checkpoint / "tokenizer.json", directory, config)
     return str(config["architectures"][0]), sums
-
-
-class Dtype(NamedTuple):
-    """A type of weights: its name in safetensors, its bytes, and the array that is written of a float32 one."""
-
-    name: str
-    bytes: int
-    convert: Callable[[Any], Any]
 
 
 def _bfloat16(values: Any) -> Any:
@@ -89,30 +83,27 @@ def _bfloat16(values: Any) -> Any:
     return (np.where(np.isnan(values), np.uint32(0x7FC00000), rounded) >> 16).astype(np.uint16)
 
 
-DTYPES = {"float32": Dtype("F32", 4, lambda values: values), "bfloat16": Dtype("BF16", 2, _bfloat16)}
-
-
 class _Part:
     """The bytes of rows, which are read when they are written."""
 
-    def __init__(self, name: str, saved: tuple[Path, list[int]], rows: Rows, dtype: Dtype) -> None:
+    def __init__(self, name: str, saved: tuple[Path, list[int]], rows: Rows, dtype: str) -> None:
         self._file, (height, *rest) = saved
         self._name, self._dtype = name, dtype
         self._rows = range(rows.start, height if rows.stop is None else rows.stop)
         self.shape = (len(self._rows), *rest)
-        self.nbytes = dtype.bytes * math.prod(self.shape)
+        self.nbytes = ITEM_BYTES[dtype] * math.prod(self.shape)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yields the bytes, a few rows at a time; what is read stays mapped only as long as its file is open."""
+        """Yields the bytes, a few rows at a time; a file is mapped only as long as it is open."""
         rows = max(1, PIECE_BYTES * len(self._rows) // max(1, self.nbytes))
         for start in self._rows[::rows]:
             with safe_open(self._file, framework="np") as file:
                 values = file.get_slice(self._name)[start : min(start + rows, self._rows.stop)]
-            yield self._dtype.convert(values).data
+            yield (_bfloat16(values) if self._dtype == "bfloat16" else values).data
 
 
 def _write_weights(
-    directory: Path, saved: Mapping[str, tuple[Path, list[int]]], wanted: Mapping[str, Rows], dtype: Dtype
+    directory: Path, saved: Mapping[str, tuple[Path, list[int]]], wanted: Mapping[str, Rows], dtype: str
 ) -> dict[str, str]:
     """Writes model.safetensors, or several and their index where they are larger than FILE_BYTES."""
     if differing := sorted(saved.keys() ^ {rows.name for rows in wanted.values()}):
@@ -120,7 +111,7 @@ def _write_weights(
     tensors: list[Tensor] = []
     for name, rows in wanted.items():
         part = _Part(rows.name, saved[rows.name], rows, dtype)
-        tensors.append(Tensor(name, dtype.name, part.shape, part))
+        tensors.append(Tensor(name, NAMES[dtype], part.shape, part))
     groups = split(tensors, FILE_BYTES)
     index: dict[str, str] = {}
     sums: dict[str, str] = {}
