@@ -30,23 +30,15 @@ PROOF = Activity("model_proof", "stoker.release.model_proof_worker", silent_s=36
 
 
 @click.command(epilog="Example: stoker bundle /etc/stoker/fineweb.yaml fineweb-1 --card about.md")
-@click.argument("checkpoint", type=PATH)
+@click.argument("source", metavar="CHECKPOINT", type=PATH)
 @click.argument("out", type=PATH)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Of weights.")
 @click.option("--tar", is_flag=True, help="Make OUT one file, a tarball.")
 @click.option("--card", type=PATH, metavar="FILE", help="What the card says of use, limits and licence.")
 @click.option("--license", "licence", type=TEXT, metavar="ID", help="The licence, where FILE has none.")
-@click.option(
-    "--current", "link", type=PATH, metavar="LINK", help="Have this symbolic link lead to OUT at last."
-)
+@click.option("--current", "link", type=PATH, metavar="LINK", help="A symbolic link to turn to OUT at last.")
 def bundle(  # noqa: PLR0917 - click passes an argument per option
-    checkpoint: Path,
-    out: Path,
-    dtype: str,
-    tar: bool,
-    card: Path | None,
-    licence: str | None,
-    link: Path | None,
+    source: Path, out: Path, dtype: str, tar: bool, card: Path | None, licence: str | None, link: Path | None
 ) -> None:
     """Write the model of CHECKPOINT to the new directory OUT, with a card and the hash of every file.
 
@@ -62,7 +54,7 @@ def bundle(  # noqa: PLR0917 - click passes an argument per option
     if link is not None:
         _check_link(link, out, tar=tar)
     about = read_about(card, licence)
-    directory, body = proven_checkpoint(checkpoint)
+    directory, body = proven_checkpoint(source)
     facts = {**facts_of(directory, body), "dtype": dtype, "license": about.license}
     sizes = {name: entry.size for name, entry in body.files.items()}
     if link is None or not _is_made(out, facts):

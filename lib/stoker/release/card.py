@@ -46,17 +46,17 @@ def read_about(file: Path | None, license_id: str | None) -> About:
     import yaml
     from huggingface_hub import ModelCard, ModelCardData
 
-    text, metadata = "" if file is None else _text(file), dict[str, Any]()
+    metadata: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     try:
+        text = "" if file is None else _text(file)
         if text.startswith("---"):
             card = ModelCard(text)
-            text, metadata = card.text, dict(yaml.safe_load(card.data.to_yaml()) or {})
+            text, metadata = card.text, metadata | yaml.safe_load(card.data.to_yaml())
         named = metadata.get("license", license_id)
-        defaults = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-        front_matter = ModelCardData(**{**defaults, **metadata, "license": named}).to_yaml()
+        front_matter = ModelCardData(**{**metadata, "license": named}).to_yaml()
         front_matter.encode()
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise DataError(f"{file}: {error}; correct its front matter") from error
+        raise DataError(f"{file}: {error}; write markdown in UTF-8, its front matter in YAML") from error
     if named is not None and not (isinstance(named, str) and _LICENSE.fullmatch(named)):
         wrong, where = (DataError, file) if "license" in metadata else (UsageError, "--license")
         raise wrong(f"{where}: the license {named!r} is no id such as apache-2.0; the hub lists the ids")
@@ -70,13 +70,9 @@ def _text(file: Path) -> str:
         raise UsageError(f"{file} is no file; name the markdown file about the model's use and limits")
     with storage_errors("read", file):
         data = file.read_bytes()
-    text = data.decode("utf-8-sig", errors="replace").replace("\ufffd", "\0")
-    if "\0" in text or len(data) > MOST_BYTES:
-        limit = f"at most {MOST_BYTES:,} bytes"
-        raise DataError(
-            f"{file} is no text in UTF-8 without NUL, {limit}; write it anew, or name another file"
-        )
-    return text
+    if b"\0" in data or len(data) > MOST_BYTES:
+        raise ValueError(f"it has a NUL, or more than {MOST_BYTES:,} bytes")
+    return data.decode("utf-8-sig")
 
 
 def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
@@ -126,7 +122,7 @@ def card_of(about: About, facts: Mapping[str, Any]) -> bytes:
 
     told = {name.replace("_", " "): value for name, value in facts.items() if name not in ELSEWHERE}
     body = jinja2.Template(TEMPLATE.read_text()).render(
-        title=_plain(f"{facts['run']}, step {facts['step']:,}"),
+        title=f"{_plain(facts['run'])}, step {facts['step']:,}",
         about=about.text,
         proven=facts["proven"],
         rows=[(name, _plain(value)) for name, value in told.items() if value is not None],

@@ -26,8 +26,7 @@ from stoker.training.model.shape import Shape
 from stoker.training.model.transformers_layout import Rows, config_of, rows_of
 
 FILE_BYTES = 5 * 10**9  # as transformers splits
-NAMES = {"float32": "F32", "bfloat16": "BF16"}  # in safetensors
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}  # the name in safetensors, and bytes
 PIECE_BYTES = 32 << 20  # of a tensor, held at once
 SMALL_FILES_BYTES = 32 << 20  # more than a tokenizer and the configuration take
 
@@ -45,7 +44,7 @@ def export_model(checkpoint: Path, files: Mapping[str, int], out: Path) -> str:
 def bytes_of(files: Mapping[str, int], dtype: str = "float32") -> int:
     """Returns what the directory takes at most, in bytes."""
     weights = sum(size for name, size in files.items() if name.startswith("model-"))
-    return weights * ITEM_BYTES[dtype] // 4 + SMALL_FILES_BYTES
+    return weights * DTYPES[dtype][1] // 4 + SMALL_FILES_BYTES
 
 
 def write_model(
@@ -91,7 +90,7 @@ class _Part:
         self._name, self._dtype = name, dtype
         self._rows = range(rows.start, height if rows.stop is None else rows.stop)
         self.shape = (len(self._rows), *rest)
-        self.nbytes = ITEM_BYTES[dtype] * math.prod(self.shape)
+        self.nbytes = DTYPES[dtype][1] * math.prod(self.shape)
 
     def pieces(self) -> Iterator[memoryview]:
         """Yields the bytes, a few rows at a time; a file is mapped only as long as it is open."""
@@ -111,7 +110,7 @@ def _write_weights(
     tensors: list[Tensor] = []
     for name, rows in wanted.items():
         part = _Part(rows.name, saved[rows.name], rows, dtype)
-        tensors.append(Tensor(name, NAMES[dtype], part.shape, part))
+        tensors.append(Tensor(name, DTYPES[dtype][0], part.shape, part))
     groups = split(tensors, FILE_BYTES)
     index: dict[str, str] = {}
     sums: dict[str, str] = {}

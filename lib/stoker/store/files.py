@@ -145,12 +145,11 @@ def move_durably(source: Path, target: Path) -> None:
 
 def point_link(link: Path, target: Path) -> None:
     """Has a symbolic link, new or there already, lead to the target, by one durable rename."""
-    beside = target.absolute().parent == link.absolute().parent
     temporary = link.with_name(f"{TEMPORARY}{link.name}")
+    unlink_durably(temporary)  # of a killed command
     with storage_errors("turn", link):
-        with contextlib.suppress(FileNotFoundError):  # of a killed command
-            os.unlink(temporary)
-        os.symlink(target.name if beside else target.absolute(), temporary)
+        is_beside = target.absolute().parent == link.absolute().parent
+        os.symlink(target.name if is_beside else target.absolute(), temporary)
         os.rename(temporary, link)
         _fsync_path(link.parent)
 
