@@ -54,7 +54,6 @@ def read_about(file: Path | None, license_id: str | None) -> About:
             text, metadata = card.text, metadata | yaml.safe_load(card.data.to_yaml())
         named = metadata.get("license", license_id)
         front_matter = ModelCardData(**{**metadata, "license": named}).to_yaml()
-        front_matter.encode()
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"{file}: {error}; write markdown in UTF-8, its front matter in YAML") from error
     if named is not None and not (isinstance(named, str) and _LICENSE.fullmatch(named)):

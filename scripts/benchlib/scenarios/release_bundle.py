@@ -20,8 +20,8 @@ from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model
 
 SHAPE = Shape(32768, 512, 14, 768, 12, 12, 2048, 10000.0, 1e-5, True)  # 124 M parameters
-# As a machine without transformers runs it. The kernel's account for a parent would begin with the pages of the
-# bench itself, which a child has until it becomes another program.
+# As a machine without transformers runs it. The kernel's account for a parent would begin with the pages of
+# the bench itself, which a child has until it becomes another program.
 UNPROVEN = r"""
 import re, sys
 from pathlib import Path
