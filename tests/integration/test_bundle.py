@@ -53,12 +53,13 @@ def test_a_run_becomes_a_proven_bundle_with_its_account(
     plan = json.loads(capsys.readouterr().out.partition("\n")[2])["plan"]
     assert (told["windows_applied"], told["windows_skipped"]) == (plan["applied"], plan["skipped"])
     evaluated = [row for row in run.rows() if "val_loss" in row][-1]
-    assert told["heldout_loss"], told["heldout_stderr"] == (evaluated["val_loss"], evaluated["val_stderr"])
+    assert (told["heldout_loss"], told["heldout_stderr"]) == (evaluated["val_loss"], evaluated["val_stderr"])
     card = (out / "README.md").read_text()
     assert f"| windows applied | {plan['applied']:,} |" in card and "transformers gave the logits" in card
 
 
 @pytest.mark.strace
+@pytest.mark.skipif(not strace.is_here(), reason="no strace here")
 def test_whatever_call_kills_it_the_bundle_is_whole_or_absent(tmp_path: Path) -> None:
     """By the same command each time, in the same place; the last one is left in peace and ends it."""
     checkpoint_of(tmp_path / "run")
