@@ -184,7 +184,6 @@ def test_the_link_turns_to_each_new_bundle_and_where_only_it_is_missing(run: Pat
     [
         (["out", "--current", "directory"], "directory is no symbolic link"),
         (["out", "--current", "out"], "out is no symbolic link"),
-        (["out", "--current", "gone/link"], "gone does not exist"),
         (["out.tar", "--tar", "--current", "link"], "leave out one of them"),
         (["directory"], "directory exists"),
         (["gone/out"], "gone does not exist"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.checkpoints.format import BODY, PLAN_COPY, TIMELINES_COPY, CheckpointBody
 from stoker.kit.terminal import harmless
@@ -28,8 +27,7 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _MARKUP = re.compile(r"([!-/:-@\[-`{-~])")
 
 
-@dataclass(frozen=True)
-class About:
+class About(NamedTuple):
     """A maker's words: the card's front matter (YAML) with the licence, the text, and the licence or None."""
 
     front_matter: str

@@ -26,7 +26,7 @@ from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 
 TOLERANCE = 1e-4  # absolute, between logits
-SHORT = (1, 9)  # tokens of the prompts besides the longest that the model takes
+PROMPTS = (1, 9, 1 << 30)  # tokens, where the model takes so many at once
 LAST = 256  # positions of a prompt whose logits are compared; all before them have a part in these
 TEXTS = 1000
 # Where the runs of characters begin that texts are made of, and how many different ones a run may have:
@@ -35,10 +35,10 @@ STARTS = "\0  A\xa0\u0300\u0400\u0590\u0900\u2000\u3040\u4e00\uac00\ue000\U00010
 WIDTHS = (1, 26, 95, 500)
 
 
-def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
+def main(task: dict[str, Any], _report: Report) -> dict[str, Any]:
     checkpoint, directory = Path(task["checkpoint"]), Path(task["directory"])
     difference = tokens_difference(checkpoint / "tokenizer.json", directory)
-    return {"difference": difference or _logits_difference(checkpoint, directory, task["dtype"], report)}
+    return {"difference": difference or _logits_difference(checkpoint, directory, task["dtype"])}
 
 
 def tokens_difference(tokenizer: Path, directory: Path) -> str:
@@ -70,18 +70,15 @@ def made_texts(tokenizer: Any, ids: int) -> Iterator[str]:
 
 
 @torch.inference_mode()
-def _logits_difference(checkpoint: Path, directory: Path, dtype: str, report: Report) -> str:
+def _logits_difference(checkpoint: Path, directory: Path, dtype: str) -> str:
     from transformers import AutoModelForCausalLM
 
-    model, dice, ours = load_model(checkpoint), torch.Generator().manual_seed(31), []
-    ids, longest = model.shape.vocab_size, model.shape.seq_len
-    sizes = (*(size for size in SHORT if size < longest), longest)
-    prompts = [torch.randint(ids, (1, size), generator=dice) for size in sizes]
+    model, dice = load_model(checkpoint), torch.Generator().manual_seed(31)
+    sizes = [min(size, model.shape.seq_len) for size in PROMPTS]
+    prompts = [torch.randint(model.shape.vocab_size, (1, size), generator=dice) for size in sizes]
     for parameter in model.parameters():
         parameter.copy_(parameter.to(getattr(torch, dtype)))
-    for prompt in prompts:
-        ours.append(F.linear(model.states(prompt)[:, -LAST:], model.output_weight))
-        report("progress", made=prompt.shape[1])
+    ours = [F.linear(model.states(prompt)[:, -LAST:], model.output_weight) for prompt in prompts]
     del model  # one model at a time is in memory
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     for prompt, wanted in zip(prompts, ours, strict=True):
@@ -89,7 +86,6 @@ def _logits_difference(checkpoint: Path, directory: Path, dtype: str, report: Re
         apart = float((found - wanted).abs().max())
         if not apart <= TOLERANCE:  # nor is nan
             return f"after {prompt.shape[1]:,} tokens a logit is {apart:g} off; {TOLERANCE:g} is allowed"
-        report("progress", proven=prompt.shape[1])
     return ""
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from stoker.checkpoints.format import FileEntry
 from stoker.checkpoints.retention import reading
 from stoker.checkpoints.seal import Tensor, file_parts, split
 from stoker.cli.output import Sink, new_directory, write_json
@@ -31,24 +32,24 @@ PIECE_BYTES = 32 << 20  # of a tensor, held at once
 SMALL_FILES_BYTES = 32 << 20  # more than a tokenizer and the configuration take
 
 
-def export_model(checkpoint: Path, files: Mapping[str, int], out: Path) -> str:
+def export_model(checkpoint: Path, files: Mapping[str, FileEntry], out: Path) -> str:
     """Writes a proven checkpoint's model to the new directory `out`; returns the name of its architecture.
 
-    `files` are the checkpoint's, with their sizes in bytes. Raises as write_model, UsageError where `out`
+    `files` are the checkpoint's. Raises as write_model, UsageError where `out`
     exists, StorageError where there is no room.
     """
     with reading(checkpoint), new_directory(out, bytes_of(files)) as directory:
         return write_model(checkpoint, files, directory)[0]
 
 
-def bytes_of(files: Mapping[str, int], dtype: str = "float32") -> int:
+def bytes_of(files: Mapping[str, FileEntry], dtype: str = "float32") -> int:
     """Returns what the directory takes at most, in bytes."""
-    weights = sum(size for name, size in files.items() if name.startswith("model-"))
+    weights = sum(entry.size for name, entry in files.items() if name.startswith("model-"))
     return weights * DTYPES[dtype][1] // 4 + SMALL_FILES_BYTES
 
 
 def write_model(
-    checkpoint: Path, files: Mapping[str, int], directory: Path, dtype: str = "float32"
+    checkpoint: Path, files: Mapping[str, FileEntry], directory: Path, dtype: str = "float32"
 ) -> tuple[str, dict[str, str]]:
     """Fills a directory with the model; returns its architecture, and the sha256 of each file of weights.
 
