@@ -1,4 +1,4 @@
-"""config.json of a model in the layout of Hugging Face transformers, held against the model of a run."""
+"""config.json of a model in the layout of Hugging Face transformers, held against a run's model."""
 
 from __future__ import annotations
 
