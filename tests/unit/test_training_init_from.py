@@ -135,11 +135,13 @@ def ground(tmp_path: Path) -> Ground:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model.norm.weight": None}, ["model.norm.weight is missing"]),
-        ({"model.layers.0.self_attn.q_proj.bias": (32,)}, ["q_proj.bias is no tensor of this model"]),
-        ({"lm_head.weight": (7, 32)}, ["lm_head.weight is ('F32', (7, 32)), this run's is F32 or BF16"]),
+        ({"model.norm.weight": None}, ["model.norm.weight is missing, this run's is (32,)"]),
+        (
+            {"model.layers.0.self_attn.q_proj.bias": (32,)},
+            ["q_proj.bias is ('F32', (32,)), this run's is not there"],
+        ),
+        ({"lm_head.weight": (7, 32)}, ["lm_head.weight is ('F32', (7, 32)), this run's is ("]),
         ({"model.norm.weight": np.zeros(32, "i1")}, ["model.norm.weight is ('I8', (32,))"]),
-        ({f"more{n}": (1,) for n in range(30)}, ["more10 is no tensor", "and 10 tensors more"]),
     ],
 )
 def test_each_tensor_that_differs_is_named(change: dict[str, Any], words: list[str], ground: Ground) -> None:
@@ -210,7 +212,7 @@ def test_weights_that_are_no_safetensors_or_there_twice_are_refused(ground: Grou
     assert "is in another file, too" in ground.proof()["reason"]
     copy.write_bytes(b"\x80\x04pickle")
     proof = ground.proof()
-    assert proof["verdict"] == "invalid" and "copy.safetensors" in proof["reason"]
+    assert proof["verdict"] == "invalid" and "header" in proof["reason"]
 
 
 @pytest.mark.parametrize(
@@ -261,5 +263,5 @@ def test_at_step_0_the_logits_are_those_of_transformers(
 def test_a_model_of_another_shape_than_the_launch_is_not_taken(ground: Ground) -> None:
     origin = Origin(str(ground.model), None, ground.proof()["digest"])
     fewer = Model(Shape.parse({**MODEL, "layers": 1}, vocab_size=ground.vocab_size, seq_len=16))
-    with pytest.raises(DataError, match=r"layers\.1\..* is no tensor of this model"):
+    with pytest.raises(DataError, match=r"layers\.1\..* is .*, this run's is not there"):
         take_parameters(origin, fewer)

@@ -65,7 +65,8 @@ def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None
     except DataError as finding:  # evidence from the disk: the checkpoint is not whole
         return Proof("invalid", str(finding), examination.cached)
     except OSError as error:
-        return Proof("unreadable", _cannot_read(error, path), examination.cached)
+        detail = str(error) if error.strerror is None else f"{error.filename or path}: {error.strerror}"
+        return Proof("unreadable", f"cannot be read now: {detail}", examination.cached)
 
 
 def prove_model(path: Path, *, progress: Progress | None = None) -> Proof:
@@ -78,12 +79,7 @@ def prove_model(path: Path, *, progress: Progress | None = None) -> Proof:
     except (DataError, NotPlain) as finding:
         return Proof("invalid", str(finding), cached=False)
     except OSError as error:
-        return Proof("unreadable", _cannot_read(error, path), cached=False)
-
-
-def _cannot_read(error: OSError, path: Path) -> str:
-    detail = str(error) if error.strerror is None else f"{error.filename or path}: {error.strerror}"
-    return f"cannot be read now: {detail}"
+        return Proof("unreadable", f"cannot be read now: {error}", cached=False)
 
 
 class _Examination:

@@ -183,7 +183,7 @@ class Train(Section):
         return self.external_trainer is None
 
     def hook(self, key: str) -> tuple[str, ...]:
-        """Returns the words of a command; no shell runs them. Raises ValueError for a quote without its end."""
+        """Returns a command's words; no shell runs them. Raises ValueError for a quote without its end."""
         return tuple(shlex.split(getattr(self, key) or ""))
 
     @property

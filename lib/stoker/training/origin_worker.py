@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from stoker.checkpoints import proof_worker
 from stoker.checkpoints.format import BODY
 from stoker.checkpoints.proof import prove_model
@@ -30,7 +32,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     if told["verdict"] == "proven":
         try:
             told["differences"] = differences(path, task)
-        except DataError as flaw:
+        except (DataError, SafetensorError) as flaw:
             told |= {"verdict": "invalid", "reason": str(flaw)}
     return told
 
