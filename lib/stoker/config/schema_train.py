@@ -152,7 +152,7 @@ class Train(Section):
     steps: Positive | None = None
     tokens: Positive | None = None
     start_when: StartWhen = StartWhen()
-    init_from: FilePath | None = None  # a checkpoint whose parameters a new run begins with
+    init_from: FilePath | None = None  # a checkpoint, or a model, whose parameters a new run begins with
     model: ModelShape
     seq_len: Positive = Field(default=2048, ge=2, le=2**20)
     global_batch: Positive = 128

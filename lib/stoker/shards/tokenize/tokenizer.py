@@ -113,9 +113,10 @@ def encoding_of(path: Path) -> dict[str, Any]:
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - see above
 
-    definition = json.loads(Tokenizer.from_str(load_tokenizer(path).definition).to_str())
+    data = path.read_bytes()
+    definition = json.loads(Tokenizer.from_str(examine_tokenizer(data, str(path)).definition).to_str())
     return {
-        "tokens and their ids": Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True),
+        "tokens and their ids": _all_ids(parse_json(data)),
         "merges": definition["model"],
         "rules for splitting a text": definition["pre_tokenizer"],
     }
