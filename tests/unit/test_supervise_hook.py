@@ -160,7 +160,7 @@ def test_a_promoted_checkpoint_has_its_command_once_and_only_if_it_is_the_proven
     promote(20, 20)
     ground.finish(hook)
     ground.finish(ground.hook(command, "on_promoted"))  # a restart
-    for other in ((20, 21), (40, 40)):  # another content, and none
+    for other in ((30, 31), (40, 40)):  # another content, and none
         promote(*other)
         assert not hook.is_busy
     promote(10, 10)

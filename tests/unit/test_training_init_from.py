@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
-from stoker.release.transformers_model import _write_tokenizer
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.checksums import SUMS
 from stoker.store.errors import ConfigError, DataError, StorageError
@@ -158,7 +159,12 @@ def test_a_tokenizer_counts_by_what_it_encodes(ground: Ground) -> None:
     """What an export puts around a text is no difference; other rules, tokens or merges are one."""
     assert ground.differences() == ""
     file = ground.model / "tokenizer.json"
-    _write_tokenizer(ground.run_tokenizer, ground.model, {"eos_token_id": 0, "max_position_embeddings": 16})
+    exported = Tokenizer.from_file(str(file))
+    exported.add_special_tokens(["<|endoftext|>"])
+    exported.post_processor = TemplateProcessing(
+        single=["<|endoftext|>", "$A"], special_tokens=[("<|endoftext|>", 0)]
+    )
+    file.write_text(exported.to_str(pretty=True))
     assert file.read_bytes() != ground.run_tokenizer.read_bytes()
     assert json.loads(file.read_bytes())["post_processor"] is not None and ground.differences() == ""
     file.write_bytes(tokenizer_like("gpt2"))
