@@ -38,11 +38,12 @@ def choose_origin(pipeline: Pipeline, pin: DatasetPin, proof: Mapping[str, Any])
     Of a model's directory, the proof has the `differences` from the run. Raises ConfigError, with both
     values, where the run's model or tokenizer is another.
     """
-    path, body, model = str(pipeline.train.init_from), proof["body"], proof.get("model", {})
+    path = str(pipeline.train.init_from)
     if (differences := proof.get("differences")) is not None:
         if differences:
             raise ConfigError(f"{pipeline.file}: train.init_from: {cannot_begin(path, differences)}")
         return Origin(path, None, proof["digest"])
+    body, model = proof["body"], proof["model"]
     wanted = {**pipeline.train.model.body(), "vocab_size": pin.tokenizer.vocab_size}
     names = sorted((model.keys() | wanted.keys()) - {"v", "seq_len"})
     compared = {
