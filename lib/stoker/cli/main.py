@@ -39,6 +39,7 @@ COMMANDS = {
     "audit": ("runs.audit", "Recount every document, token and step from the disk."),
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
+    "serve": ("stoker.serve.command:serve", "Answer completions over HTTP with a bundle's model."),
     "data": ("main", "Fetch data, show its order, bring tokens in and out."),
     "data download": ("data.download", "Fetch a source's files, or list them."),
     "data rows": ("data.rows", "Write the first rows of a source to a file."),
@@ -75,6 +76,7 @@ SECTIONS = {
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay",
+    "Release": "serve",
     "Things": "data checkpoint quarantine config memory units notify client",
     "Help": "help version",
 }
