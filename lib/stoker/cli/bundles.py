@@ -35,4 +35,4 @@ def use_transformers(extra: str, *packages: str) -> None:
     for package in ("transformers", *packages):
         if importlib.util.find_spec(package) is None:
             raise UnavailableError(f"{package} is not installed; `pip install 'stoker[{extra}]'` installs it")
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
