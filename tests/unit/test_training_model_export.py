@@ -68,6 +68,13 @@ def checkpoint_of(home: Path, **shape: Any) -> tuple[Path, Model]:
         return writer.seal(body_of(7)), model
 
 
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `generate` sets for its own process is not left to other tests."""
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        monkeypatch.setenv(name, "1")
+
+
 @pytest.mark.parametrize(
     ("shape", "architecture"),
     [

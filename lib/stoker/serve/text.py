@@ -32,13 +32,12 @@ class Text:
 
     def _cut(self, text: str, ended: bool) -> str:
         """Returns the text before the first stop, without an end in which a stop may have begun."""
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        # The one that is complete first: where it is cut does not depend on how many tokens came at once.
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         self.stopped = bool(found)
         if found or ended:
-            return text[: min(found, default=len(text))]
-        most = max(
-            (size for stop in self._stops for size in range(len(stop)) if text.endswith(stop[:size])),
-            default=0,
-        )
+            return text[: min(found)[1]] if found else text
+        begun = [stop[:size] for stop in self._stops for size in range(1, len(stop))]
+        most = max((len(part) for part in begun if text.endswith(part)), default=0)
         self._held = text[len(text) - most :]
         return text[: len(text) - most]
