@@ -62,7 +62,8 @@ def test_a_body_is_refused_by_the_name_of_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"\xff", b'{"model":"\\ud800"}', b"[" * 200_000, b'{"a":' * 200_000, b"1e999", b"null"]
+    "data",
+    [b"", b"{", b"\xff", b'{"model":"\\ud800"}', b"[" * 200_000, b'{"a":' * 200_000, b"1e999", b"null"],
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(Refused) as refused:
