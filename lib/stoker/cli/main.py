@@ -37,8 +37,9 @@ COMMANDS = {
     "doctor": ("doctor.command", "Find what would stop this machine while nobody looks."),
     "rehearse": ("rehearse.command", "Run a pipeline in small beside the real one and kill its parts."),
     "audit": ("runs.audit", "Recount every document, token and step from the disk."),
-    "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
+    "verify": ("data.verify", "Prove shard sets, parquet, checkpoints, downloads or models."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
+    "bundle": ("stoker.release.bundle:bundle", "Write a proven model with its card, to publish or to serve."),
     "serve": ("stoker.serve.command:serve", "Answer completions over HTTP with a bundle's model."),
     "data": ("main", "Fetch data, show its order, bring tokens in and out."),
     "data download": ("data.download", "Fetch a source's files, or list them."),
@@ -76,7 +77,7 @@ SECTIONS = {
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay",
-    "Release": "serve",
+    "Release": "bundle serve",
     "Things": "data checkpoint quarantine config memory units notify client",
     "Help": "help version",
 }
@@ -142,9 +143,10 @@ class LazyGroup(click.Group):
         names = self.list_commands(ctx)
         sections = {"Commands": " ".join(names)} if self.words else SECTIONS
         for title, section in sections.items():
-            with formatter.section(title):
-                rows = [(name, COMMANDS[self._words(name)][1]) for name in section.split() if name in names]
-                formatter.write_dl(rows, col_max=12)
+            rows = [(name, COMMANDS[self._words(name)][1]) for name in section.split() if name in names]
+            if rows:  # else all of them are of extras that are not here
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=12)
 
 
 class DataGroup(LazyGroup):

@@ -17,8 +17,9 @@ from stoker.store.files import (
     FILE_MODE,
     TEMPORARY,
     canonical_json,
+    fsync_tree,
     make_dir,
-    publish_dir,
+    move_durably,
     remove_durably,
     remove_tree,
     write_all,
@@ -50,8 +51,10 @@ class Sink(io.FileIO):
 
 
 @contextlib.contextmanager
-def new_directory(target: Path, needed: int) -> Iterator[Path]:
+def new_directory(target: Path, needed: int, *, part: str = "") -> Iterator[Path]:
     """Yields a directory that is published at `target` when the block ends well, and removed otherwise.
+
+    With `part` only the file or the directory of this name in it is published.
 
     Removes the leftovers of a killed command first. Raises UsageError where the target exists, LockHeld where
     another command makes it, StorageError where fewer than `needed` bytes are free.
@@ -74,7 +77,9 @@ def new_directory(target: Path, needed: int) -> Iterator[Path]:
             for left in building.iterdir():
                 remove_durably(left)
             yield building
-            publish_dir(building, target)
+            with storage_errors("publish", target):
+                fsync_tree(building)
+            move_durably(building / part, target)
         except FileExistsError:
             raise UsageError(f"{target} was made meanwhile; name another directory") from None
         finally:

@@ -32,7 +32,7 @@ def read_checksums(directory: Path) -> dict[str, str]:
     with storage_errors("read", file):
         data = file.read_bytes()[: _MOST_BYTES + 1]
     try:
-        lines = data.decode().splitlines()
+        lines = data.decode().removesuffix("\n").split("\n") if data else []
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: {error}") from error
     found: dict[str, str] = {}
