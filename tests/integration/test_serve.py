@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shlex
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +25,7 @@ from stoker.serve.command import read_key, serve
 from stoker.store.checksums import write_checksums
 from stoker.store.direct import hash_file
 from stoker.store.errors import ConfigError, DataError, UsageError
-from support.stoker_command import StokerCommand
+from support.stoker_command import STOKER, StokerCommand
 from support.waiting import LONG_S, wait_until
 from unit.test_training_model_export import checkpoint_of
 
@@ -238,6 +240,23 @@ def test_a_server_whose_engine_dies_says_so_and_ends_for_its_restart(served: Ser
         assert server.ask("/v1/completions", {"model": "n", "prompt": "a"}, None)[0] == 503
         assert server.process.wait(LONG_S) == 70
         assert "died" in server.said()
+    finally:
+        server.end()
+
+
+@pytest.mark.long
+def test_the_three_commands_of_the_readme_bundle_serve_and_ask(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    section = text.split("## Use the model")[1].split("```")[1]
+    bundle, served, curl = re.findall(r"^(?:\.venv/bin/stoker|curl) .*?(?=  +#|$)", section, re.MULTILINE)
+    checkpoint, _ = checkpoint_of(tmp_path / "run")
+    words = bundle.replace("mine.yaml", str(checkpoint)).replace("mine-1", str(tmp_path / "mine-1")).split()
+    subprocess.run([STOKER, *words[1:]], check=True)
+    server = Served(tmp_path / "said", "serve", str(tmp_path / served.split()[-1]), "--port", "0")
+    try:
+        asked = curl.replace(":8000", f":{server.await_ready()}")
+        done = subprocess.run(shlex.split(asked), capture_output=True, check=True)
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] >= 1, done.stdout
     finally:
         server.end()
 

@@ -131,7 +131,7 @@ class _Answer(Response):
         finally:
             for task in tasks:
                 task.cancel()
-            self._generation.close()
+            self._engine.close(self._generation)
 
     async def _pieces(self) -> AsyncIterator[tuple[str, str | None]]:
         """Yields text and, with the last, why it ended."""

@@ -90,7 +90,7 @@ class Engine:
 
     def open(self, prompt: list[int], tokens: int, asked: Asked) -> Generation:
         """Returns a request that runs or waits, until it is closed; Refused where too many wait."""
-        made = Generation(self, str(next(self._names)), prompt, tokens, asked)
+        made = Generation(str(next(self._names)), prompt, tokens, asked)
         if len(self.waiting) >= self._queue and (self.waiting or not self._fits(made)):
             raise Refused(429, f"{len(self.waiting)} requests wait already; try again later")
         self.waiting.append(made)
@@ -129,8 +129,8 @@ class Engine:
 class Generation:
     """One request, with its newest output alone: a client that reads slowly piles up nothing."""
 
-    def __init__(self, engine: Engine, name: str, prompt: list[int], tokens: int, asked: Asked) -> None:
-        self._engine, self.name, self.prompt, self.tokens, self.asked = engine, name, prompt, tokens, asked
+    def __init__(self, name: str, prompt: list[int], tokens: int, asked: Asked) -> None:
+        self.name, self.prompt, self.tokens, self.asked = name, prompt, tokens, asked
         self.pages = pages(len(prompt) + tokens)
         self._output: Any = None
         self._changed = asyncio.Event()
@@ -148,10 +148,6 @@ class Generation:
             if self._output.error is not None:
                 raise Refused(503, "the server ends; ask again")
             yield self._output.generated_tokens, self._output.is_finished()
-
-    def close(self) -> None:
-        """Ends it, whatever has become of it."""
-        self._engine.close(self)
 
 
 def pages(tokens: int) -> int:
