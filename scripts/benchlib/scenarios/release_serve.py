@@ -21,8 +21,10 @@ STOKER = str(Path(sys.executable).parent / "stoker")
 MAKE = """
 import sys
 from transformers import LlamaConfig, LlamaForCausalLM
-config = LlamaConfig(32768, 768, 2048, 11, 12, max_position_embeddings=1024, tie_word_embeddings=True)
-config.bos_token_id = config.eos_token_id = None  # each text gets all its tokens
+config = LlamaConfig(
+    vocab_size=32768, hidden_size=768, intermediate_size=2048, num_hidden_layers=11, num_attention_heads=12,
+    max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+)  # no end: each text gets all its tokens
 LlamaForCausalLM(config).save_pretrained(sys.argv[1])
 """
 GENERATE = """
