@@ -17,13 +17,23 @@ from click.testing import CliRunner
 from stoker.cli.output import Sink
 from stoker.release import model_proof_worker, transformers_model
 from stoker.release.export_model import export_model
+from stoker.release.generate import generate
 from stoker.release.sampling import Sampling, TextModel
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
+from stoker.store.checksums import write_checksums
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError, UsageError
 from support.model_checkpoints import checkpoint_of
 
 TEXT = "the quick brown fox"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `generate` sets for its own process is not left to other tests."""
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        monkeypatch.setenv(name, "1")
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,18 @@ def test_transformers_computes_the_same_logits_and_text(
     assert ours.std() > 1 and torch.allclose(found, ours, atol=1e-4)
     expected = TextModel(checkpoint).continue_text(TEXT, 12, Sampling(temperature=0))
     assert tokenizer.decode(text[0], skip_special_tokens=True).startswith(expected)
+
+    write_checksums(out, {file.name: hash_file(file).sha256 for file in out.iterdir()})
+    asked = [str(out), "--prompt", TEXT, "--tokens"]
+    done = CliRunner().invoke(generate, [*asked, "12", "--temperature", "0"], catch_exceptions=False)
+    assert done.stdout == f"{expected}\n"
+    drawn = [CliRunner().invoke(generate, [*asked, "30", "--seed", seed]).stdout for seed in "112"]
+    assert drawn[0] == drawn[1] != drawn[2]
+    failed = CliRunner().invoke(generate, [*asked, "64"]).exception
+    assert isinstance(failed, UsageError) and "64" in str(failed)
+    (out / "config.json").write_text("{}")
+    failed = CliRunner().invoke(generate, [*asked, "9"]).exception
+    assert isinstance(failed, DataError) and "config.json" in str(failed)
 
 
 def test_large_models_are_split_and_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

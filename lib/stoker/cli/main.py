@@ -40,6 +40,7 @@ COMMANDS = {
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints, downloads or models."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
     "bundle": ("stoker.release.bundle:bundle", "Write a proven model with its card, to publish or to serve."),
+    "serve": ("stoker.serve.command:serve", "Answer completions over HTTP with a bundle's model."),
     "data": ("main", "Fetch data, show its order, bring tokens in and out."),
     "data download": ("data.download", "Fetch a source's files, or list them."),
     "data rows": ("data.rows", "Write the first rows of a source to a file."),
@@ -76,7 +77,7 @@ SECTIONS = {
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay",
-    "Release": "bundle",
+    "Release": "bundle serve",
     "Things": "data checkpoint quarantine config memory units notify client",
     "Help": "help version",
 }
