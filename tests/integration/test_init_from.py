@@ -94,3 +94,6 @@ def test_a_model_in_the_layout_of_transformers_begins_a_run_once_nothing_differs
     origin = {"path": str(model), "step": None, "sha256": hash_file(model / "SHA256SUMS").sha256}
     assert read_record(second.record)["origin"] == read_record(second.launch)["origin"] == origin
     assert (second.checkpoints / "step-000000010").is_dir()
+    (model / "config.json").write_bytes(b"{}")
+    assert exit_code(["replay", str(run.data.file), "second", str(tmp_path / "again")]) == 78
+    assert "is not whole: config.json has the sha256" in capsys.readouterr().err

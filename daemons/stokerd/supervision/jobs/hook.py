@@ -34,10 +34,6 @@ class Ended:
     digest: str | None  # of the checkpoint that a command last ended for
 
 
-def _newest(run: Run) -> Checkpoint | None:
-    return run.newest
-
-
 def _promoted(run: Run) -> Checkpoint | None:
     """Returns the checkpoint that is promoted, once it is proven here."""
     promoted = read_or_set_aside(run.layout.promoted, run.pipeline.layout.quarantine) or {}
@@ -114,5 +110,5 @@ class Hook:
             run.events.record("hook_failed", **facts, **words)
 
 
-HOOK = Hook("hook", "on_checkpoint", _newest).activity()
+HOOK = Hook("hook", "on_checkpoint", lambda run: run.newest).activity()
 HOOK_PROMOTED = Hook("hook-promoted", "on_promoted", _promoted).activity()
