@@ -201,6 +201,9 @@ def test_a_hundred_clients_that_hang_up_leave_no_request_and_no_thread(served: S
     for client in clients:
         client.close()
     wait_until(lambda: served.busy() == 0, what="an end of all that nobody waits for")
+    assert (
+        served.figure('stoker_serve_tokens_total{kind="made"}') < len(clients) * 3900 / 10
+    )  # long before its end
     done = served.ask("/v1/completions", {"model": "small", "prompt": "a", "max_tokens": 5})
     assert done[1]["usage"]["completion_tokens"] <= 5
     assert served.threads() <= before + 2  # those that tokenize, of which there are never more than a few

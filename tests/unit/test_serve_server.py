@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections import deque
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.testclient import TestClient
 
 from stoker.serve.app import Service
+from stoker.serve.engine import Engine as RealEngine
+from stoker.serve.engine import Generation
+from stoker.serve.requests import Completion
 from stoker.serve.server import Server
 
 
@@ -62,3 +67,17 @@ def test_what_runs_is_given_up_when_its_time_is_over() -> None:
         server = Server(Service("m", None, loading), listener, 0.0)
     server.handle_exit(signal.SIGTERM, None)
     assert asyncio.run(server.on_tick(1))
+
+
+def test_a_request_that_is_closed_leaves_the_library_with_its_handler_and_what_came_too_late() -> None:
+    late, cancelled = ["an output"], []
+    engine, manager = RealEngine.__new__(RealEngine), Mock()
+    one = Generation("7", [1, 2], 5, Completion(model="m", prompt=""))
+    engine._manager, engine.waiting, engine.running, engine._free = manager, deque(), {one}, 3
+    manager.output_router.result_handlers = {"7": 1, "8": 2}
+    manager.get_result = lambda timeout: late.pop() if late else None
+    manager.cancel_request = cancelled.append
+    engine.close(one)
+    engine.close(one)
+    assert (cancelled, manager.output_router.result_handlers, late) == (["7"], {"8": 2}, [])
+    assert (engine.running, engine._free) == (set(), 3 + one.pages)

@@ -30,6 +30,8 @@ class Engine:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        from stoker.serve.drawing import cut_quickly
+
         load: Any = AutoModelForCausalLM.from_pretrained
         options = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": "sdpa"}
         model = load(directory, dtype="auto", **options)
@@ -43,6 +45,7 @@ class Engine:
         ends = model.generation_config.eos_token_id
         self.ends = frozenset([ends] if isinstance(ends, int) else ends or [])
         self._manager = self._batching(model)
+        cut_quickly(self._manager.logit_processor.logits_processor)
         self._manager.warmup()  # makes the cache here, where an error is seen
         self._manager.start()
 
@@ -121,7 +124,7 @@ class Engine:
             cold = one.asked.temperature < 1e-6
             top_k = 1 if cold else min(one.asked.top_k or self._ids, self._ids)
             drawn = {"temperature": 1.0 if cold else float(one.asked.temperature), "top_k": top_k}
-            drawn["top_p"] = float(one.asked.top_p)
+            drawn["top_p"] = 1.0 if cold else float(one.asked.top_p)
             self._manager.register_result_handler(one.name, one.tell)
             self._manager.add_request(one.prompt, one.name, one.tokens, streaming=True, **drawn)
 
