@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import shutil
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.cli.main import exit_code
 from stoker.corpus.records.sources import write_source
 from stoker.shards.format.reader import ShardSet
 from support.audits import audit_of
+from support.commands import stoker
 from support.imports import import_set, streams
 from support.pipelines import DataPipeline, Template, make_pipeline
 from support.training import TrainPipeline
@@ -29,23 +27,6 @@ def made_fixture(drained: Template) -> DataPipeline:
 
 def tokenizer_of(data: DataPipeline) -> Path:
     return data.pipeline.layout.tokenizer("prose", 1)
-
-
-@dataclass
-class Ended:
-    """How a command ended, and what it said."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def stoker(*arguments: object) -> Ended:
-    """A command in this process: a start of Python costs more than what it does here."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = exit_code([str(one) for one in arguments])
-    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def do(*arguments: object) -> str:

@@ -26,6 +26,8 @@ ELSEWHERE = {
     "export": "integration/test_export_import.py",
     "export-model": "unit/test_training_model_export.py",
     "import": "integration/test_export_import.py",
+    "publish": "integration/test_publish.py",
+    "fetch-model": "integration/test_publish.py",
     "memory": "integration/test_memory_record.py",
     "top": "integration/test_top.py",
     "units": "unit/test_cli_units.py",

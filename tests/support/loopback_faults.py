@@ -16,6 +16,7 @@ class Fault:
     """One thing to go wrong. `path` is a part of the request path, "" any; `on` "body" is cdn or url.
 
     kinds: status (`code`, `retry_after`: the header, or "date <seconds>" for a date), slow_head (`seconds`),
+    moved (another commit comes before this one), lost (a commit's answer, after `seconds`),
     loop, elsewhere (redirects to another host), expired (an address that has expired already), length
     (announces `size` bytes in all), no_range, encoded;
     and of bodies, at byte `after` of the file: stall and trickle (one byte a `seconds`), reset, short, wrong

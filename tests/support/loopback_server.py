@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from support.loopback_faults import BODY_KINDS, Fault
 from support.loopback_store import HOSTS, Hub
+from support.loopback_writes import Writes
 
 SECRET = b"loopback"
 BLOCK = 64 << 10
@@ -35,10 +36,11 @@ UNSENT = 0x5411  # SIOCOUTQ: bytes that the other side has not acknowledged
 Count = Callable[[int], None]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Writes, BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait for its head's acknowledgement
     hub: Hub
 
     def setup(self) -> None:
@@ -145,15 +147,20 @@ class Handler(BaseHTTPRequestHandler):
         found = re.fullmatch(
             r"(dataset|model)s/([^/]+/[^/]+)(?:/revision/(?P<ref>.+)|/tree/(?P<at>[^/]+)(?:/.*)?)?", rest
         )
-        if self._refused("api"):
+        if self._refused("api") or not self.known():
             return
-        if found is None:
+        if asked := re.fullmatch(r"models/([^/]+/[^/]+)/discussions", rest):
+            self.discussions(asked[1])
+        elif found is None:
             self._reply(404, X_Error_Code="RepoNotFound")
-            return
-        repo = f"{found[1]}/{found[2]}"
-        head = self.hub.head(repo)
-        if head is None:
-            self._reply(401, b'{"error": "no such repository"}', X_Error_Code="RepoNotFound")
+        else:
+            self._about(f"{found[1]}/{found[2]}", found)
+
+    def _about(self, repo: str, found: re.Match[str]) -> None:
+        if self.hub.head(repo) is None:
+            is_known = self.hub.token and self.headers.get("Authorization")
+            body = b'{"error": "no such repository"}'
+            self._reply(404 if is_known else 401, body, X_Error_Code="RepoNotFound")
         elif (commit := self.hub.commit(repo, found["ref"] or found["at"])) is None:
             self._reply(404, X_Error_Code="RevisionNotFound")
         elif found["at"]:

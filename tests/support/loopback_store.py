@@ -10,6 +10,7 @@ from typing import Any
 
 from support.loopback_faults import Fault, FaultBook
 
+LFS = (".parquet", ".bin", ".safetensors")
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 
 
@@ -24,7 +25,7 @@ class Stored:
 
     @property
     def lfs(self) -> bool:
-        return self.file.suffix in (".parquet", ".bin")
+        return self.file.suffix in LFS
 
 
 class Hub:
@@ -38,6 +39,10 @@ class Hub:
         self.served: dict[str, int] = {}
         self.tags: dict[str, int] = {}
         self.gated: dict[str, str] = {}  # repository: the token that may read it
+        self.token = ""  # the one that may write; no other is known then
+        self.visibility: dict[str, Any] = {}  # of repositories that were made
+        self.made: list[list[str]] = []  # the paths of each commit that was sent
+        self.pulls: list[str] = []  # pull requests, by their titles
         self.extra: list[dict[str, Any]] = []  # entries that no listing should have
         self.commits: dict[str, dict[str, Stored]] = {}
         self.next_host = 0  # where the next page of a listing is said to be
@@ -102,6 +107,8 @@ class Hub:
             return dict(self.faults.struck)
         elif do == "head":
             return self.head(message["repo"])
+        elif do == "made":
+            return {"commits": self.made, "pulls": self.pulls, "visibility": self.visibility}
         elif do == "sums":
             return [[path, each.sha256] for path, each in self.commits[message["commit"]].items()]
         elif do == "vanish":  # as a history that is rewritten does

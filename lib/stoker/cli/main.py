@@ -40,6 +40,8 @@ COMMANDS = {
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints, downloads or models."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
     "bundle": ("stoker.release.bundle:bundle", "Write a proven model with its card, to publish or to serve."),
+    "publish": ("stoker.release.publish:publish", "Put a bundle into a model's repository at a hub."),
+    "fetch-model": ("stoker.release.fetch_model:fetch_model", "Bring a model from a hub, proven."),
     "serve": ("stoker.serve.command:serve", "Answer completions over HTTP with a bundle's model."),
     "data": ("main", "Fetch data, show its order, bring tokens in and out."),
     "data download": ("data.download", "Fetch a source's files, or list them."),
@@ -77,7 +79,7 @@ SECTIONS = {
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay",
-    "Release": "bundle serve",
+    "Release": "bundle publish fetch-model serve",
     "Things": "data checkpoint quarantine config memory units notify client",
     "Help": "help version",
 }

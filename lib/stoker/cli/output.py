@@ -22,6 +22,7 @@ from stoker.store.files import (
     move_durably,
     remove_durably,
     remove_tree,
+    tree_bytes,
     write_all,
     write_atomic,
 )
@@ -51,30 +52,31 @@ class Sink(io.FileIO):
 
 
 @contextlib.contextmanager
-def new_directory(target: Path, needed: int, *, part: str = "") -> Iterator[Path]:
+def new_directory(target: Path, needed: int, *, part: str = "", resumes: bool = False) -> Iterator[Path]:
     """Yields a directory that is published at `target` when the block ends well, and removed otherwise.
 
-    With `part` only the file or the directory of this name in it is published.
-
-    Removes the leftovers of a killed command first. Raises UsageError where the target exists, LockHeld where
-    another command makes it, StorageError where fewer than `needed` bytes are free.
+    With `part` only the file or the directory of this name in it is published. Removes the leftovers of a
+    killed command first; with `resumes` it yields them, and removes nothing. Raises UsageError where the
+    target exists, LockHeld where another command makes it, StorageError where fewer than `needed` bytes are
+    free.
     """
     target = target.absolute()
     if os.path.lexists(target):
         raise UsageError(f"{target} exists; name a directory that is to be made, or remove this one")
     if not target.parent.is_dir():
         raise UsageError(f"{target.parent} does not exist; make it, or name another place")
+    building = target.with_name(f"{TEMPORARY}{target.name}")
+    needed -= tree_bytes(building) if resumes and building.is_dir() else 0
     found = os.statvfs(target.parent)
     if (free := found.f_bavail * found.f_frsize) < needed:
         raise StorageError(
             f"{target.parent}: {format_bytes(free)} free, {target.name} takes {format_bytes(needed)}; "
             "free some space, or name another disk"
         )
-    building = target.with_name(f"{TEMPORARY}{target.name}")
     make_dir(building)
     with hold_directory(building, f"another command is making {target}; wait for it, or stop it"):
         try:
-            for left in building.iterdir():
+            for left in building.iterdir() if not resumes else ():
                 remove_durably(left)
             yield building
             with storage_errors("publish", target):
@@ -84,7 +86,8 @@ def new_directory(target: Path, needed: int, *, part: str = "") -> Iterator[Path
             raise UsageError(f"{target} was made meanwhile; name another directory") from None
         finally:
             with contextlib.suppress(StorageError):  # the first error matters; the next command removes it
-                remove_tree(building)
+                if not resumes:
+                    remove_tree(building)
 
 
 def write_json(path: Path, body: Any) -> None:

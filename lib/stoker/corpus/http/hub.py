@@ -18,16 +18,25 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 CREDENTIAL = "hub-token"
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _FOLDERS = {"dataset": "datasets/", "space": "spaces/", "model": ""}
+_OPTIONS = {"repo": "REPO", "revision": "--revision", "token_file": "--token-file"}
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
 class HubRepo:
-    """One repository; `endpoint` without a slash at its end."""
+    """One repository; `endpoint` without a slash at its end.
+
+    `commanded`: a command names it, and errors name the command's options instead of dataset.source's keys.
+    """
 
     repo: str
     repo_type: str = "dataset"
     endpoint: str = DEFAULT_ENDPOINT
+    commanded: bool = False
+
+    def key(self, name: str) -> str:
+        """Returns the place where the operator names the repository, its revision or the token's file."""
+        return _OPTIONS[name] if self.commanded else f"dataset.source.{name}"
 
     @property
     def page(self) -> str:
@@ -120,7 +129,7 @@ def explain(
     `revision` is the requested revision, `pinned` whether it is a commit that existed before. Kinds: gated,
     unauthorized, forbidden, missing, vanished (the pinned commit), refused.
     """
-    with_token = "" if token else "; no token was sent: set dataset.source.token_file or HF_TOKEN"
+    with_token = "" if token else f"; no token was sent: set {repo.key('token_file')} or HF_TOKEN"
     if code == "GatedRepo":
         return "gated", (
             f"{repo.repo} is gated: visit {repo.page}, accept its conditions, and use a token of that "
@@ -137,7 +146,7 @@ def explain(
         )
     if status == 401 or code == "RepoNotFound":
         return "unauthorized" if status == 401 else "missing", (
-            f"{repo.page} does not exist or is private; correct dataset.source.repo{with_token}"
+            f"{repo.page} does not exist or is private; correct {repo.key('repo')}{with_token}"
         )
     if status == 403:
         return "forbidden", (
@@ -152,11 +161,12 @@ def _no_revision(repo: HubRepo, revision: str, *, pinned: bool) -> tuple[str, st
     if pinned:
         name = f"the pinned commit {revision[:12]}" if revision else "the pinned commit"
         return "vanished", (
-            f"{name} is not in {repo.page} any more, whose history was rewritten; set dataset.source.follow: "
-            "new_commits to continue with what its revision means now"
+            f"{name} is not in {repo.page} any more, whose history was rewritten; "
+            + ("give the command again" if repo.commanded else "set dataset.source.follow: new_commits")
+            + " to continue with what its revision means now"
         )
     short = re.fullmatch(r"[0-9a-f]{4,39}", revision)
     return "missing", (
-        f"{repo.page} has no revision {revision!r}; correct dataset.source.revision"
+        f"{repo.page} has no revision {revision!r}; correct {repo.key('revision')}"
         + ("; a commit's name has all its 40 digits" if short else "")
     )
