@@ -114,10 +114,16 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
 
 
+def go_on(home: Path, until: int) -> None:
+    """Let the trainer train up to a step; it reads the file at any time."""
+    (home / "next").write_text(str(until))
+    (home / "next").rename(home / "until")
+
+
 def make(home: Path, script: str = SAVES, *words: str, until: int = 40, **keys: Any) -> TrainPipeline:
     settings = {"train__external": {"checkpoints": "out/*", "quiet": "0.3s"}, **keys}
     run = make_external(home, script, *words, **settings)
-    (home / "until").write_text(str(until))
+    go_on(home, until)
     return run
 
 
@@ -158,14 +164,14 @@ def test_a_rollback_survives_kills_and_what_it_gives_up_is_never_sealed_again(tm
     supervisor = run.start()
     try:
         wait_until(lambda: "step-000000020" in run.checkpoints(), what="the seal beside training")
-        (tmp_path / "until").write_text("30")
+        go_on(tmp_path, 30)
         wait_until((tmp_path / "out" / "step-30.bin").exists, what="a save")
     finally:
         supervisor.kill()
     (tmp_path / "out" / "step-35.bin").write_text("")  # half of one, say
     layout = run.data.pipeline.layout
     file_request(layout, TRAIN_SUPERVISOR, "rollback", {"to": 10, "reason": "test"}, {"timeline": 0})
-    (tmp_path / "until").write_text("40")
+    go_on(tmp_path, 40)
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
     assert launches(tmp_path) == ["", "step-10.bin"], run.events()
@@ -193,7 +199,7 @@ def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_
     (tmp_path / "ckpt.txt").rename(tmp_path / "lost")
     shutil.copy2(tmp_path / "lost", tmp_path / "ckpt.txt")
     run.run.record.write_bytes(b"")  # restored from step 10, and what was told after it is not passed over
-    (tmp_path / "until").write_text("40")
+    go_on(tmp_path, 40)
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
     assert launches(tmp_path) == ["0 0", "16 16"]

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.store.direct import hash_file
 from stoker.store.record import read_record
+from stoker.training.model.shape import Shape
+from support.model_directories import list_sums, write_model
 from support.training import TrainPipeline, make_training
 
 NEWEST = "step-000000060"
@@ -65,3 +68,32 @@ def test_a_damaged_source_is_refused_before_the_run_begins(
     (source / "checkpoint.json").unlink()
     assert exit_code(["config", "check", str(run.data.file)]) == 78
     assert f"{source} is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_model_in_the_layout_of_transformers_begins_a_run_once_nothing_differs(
+    finished: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline, pin = finished.data.pipeline, finished.data.pin()
+    shape = Shape.parse(pipeline.train.model.body(), vocab_size=pin.tokenizer.vocab_size, seq_len=64)
+    tokenizer = (pipeline.layout.datasets / pin.tokenizer.file).read_bytes()
+    other = write_model(tmp_path / "other", shape, tokenizer, rms_norm_eps=0.5, hidden_act="gelu")
+    run = begun(finished, tmp_path / "home", other, train__steps=10)
+    second = run.data.pipeline.layout.run("second")
+    refused = run.once()
+    assert exit_code(["config", "check", str(run.data.file)]) == refused.returncode == 78
+    for said in (refused.stderr, capsys.readouterr().err):
+        assert "rms_norm_eps is 0.5" in said and "hidden_act is" in said
+    assert not second.record.exists()
+
+    model = write_model(tmp_path / "model", shape, tokenizer)
+    list_sums(model)
+    run = begun(finished, tmp_path / "home", model, train__steps=10)
+    assert exit_code(["config", "check", str(run.data.file)]) == 0
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    origin = {"path": str(model), "step": None, "sha256": hash_file(model / "SHA256SUMS").sha256}
+    assert read_record(second.record)["origin"] == read_record(second.launch)["origin"] == origin
+    assert (second.checkpoints / "step-000000010").is_dir()
+    (model / "config.json").write_bytes(b"{}")
+    assert exit_code(["replay", str(run.data.file), "second", str(tmp_path / "again")]) == 78
+    assert "is not whole: config.json has the sha256" in capsys.readouterr().err

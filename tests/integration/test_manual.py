@@ -31,10 +31,12 @@ ELSEWHERE = {
     "memory": "integration/test_memory_record.py",
     "top": "integration/test_top.py",
     "units": "unit/test_cli_units.py",
+    "bundle": "unit/test_release_bundle.py",
 }
 NOT_HERE = re.compile(
     rf"stoker (?:data |checkpoint )?({'|'.join(ELSEWHERE)})(?![\w-])"
     r"|stoker verify downloads FILE --accept"  # of a file that was found rotten
+    r"|stoker verify model"  # of a bundle
 )
 ALONE = ("stoker version", "stoker client > stoker_client.py")
 PYTHON = re.compile(r"\bNone\b|\bb'|\bTraceback\b")  # for nobody to read

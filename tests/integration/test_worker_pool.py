@@ -196,6 +196,7 @@ def test_one_that_halts_is_ended_while_one_that_computes_in_silence_is_not(
     pool: WorkerPool[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.kit.workers.parent.STACKS_S", 0.1)
+    monkeypatch.setattr("stoker.kit.workers.parent.STALL_CPU_S", 0.05)  # on a machine with much else to do
     busy, halted = (
         start(pool, "busy", {"do": "burn"}, stall_s=2.0),
         start(pool, "halted", {"do": "burn"}, stall_s=2.0),

@@ -20,6 +20,8 @@ PLACES = {
     # A user's systemd has neither; state lies where the pipeline's file says.
     "After=local-fs.target\n": "",
     "StateDirectory=stoker/%i\nStateDirectoryMode=0750\n": "",
+    "StateDirectory=stoker/serve\nStateDirectoryMode=0750\n": "",
+    "/var/lib/stoker/": "%S/stoker/",
     "# To read what the failed unit said last.\nSupplementaryGroups=systemd-journal\n": "",
 }
 SANDBOX = re.compile(r"^# What it may not do.*?(?=\n\[Install\]|\Z)", re.MULTILINE | re.DOTALL)
@@ -54,7 +56,7 @@ def test_each_unit_has_its_twin_for_users_and_differs_only_in_place_and_owner() 
 
 def test_every_service_has_the_same_sandbox() -> None:
     found = [SANDBOX.search(path.read_text()) for path in sorted(UNITS.glob("stoker-*.service"))]
-    assert len(found) == 7
+    assert len(found) == 8
     assert len({tuple(re.findall(r"^\w+=.*", one[0], re.MULTILINE)) for one in found if one is not None}) == 1
     assert None not in found
 

@@ -154,6 +154,7 @@ def test_the_scratch_pipeline_is_the_real_one_but_for_what_the_two_must_not_shar
     changes: dict[str, Any] = {
         "warm": str(tmp_path / "warm"),
         "train__on_checkpoint": "backup.sh",
+        "train__on_promoted": "publish.sh",
         "train__init_from": str(tmp_path / "step-000000010"),
         "metrics__ports": {"download": 9811, "shard": 9812, "train": 9813},
         "plan__epochs": 2,
@@ -173,7 +174,8 @@ def test_the_scratch_pipeline_is_the_real_one_but_for_what_the_two_must_not_shar
         sockets = Path(os.environ["RUNTIME_DIRECTORY"])
         assert (sockets / "rehearsal.lock").exists()
         assert set(made.metrics.ports.model_dump().values()) == {0}
-        assert (train.on_checkpoint, made.plan.epochs, train.checkpoint.every) == (None, None, 10.0)
+        assert (train.on_checkpoint, train.on_promoted) == (None, None)
+        assert (made.plan.epochs, train.checkpoint.every) == (None, 10.0)
         assert made.dataset.source.include == ("c.parquet", "a?1?.parquet")
         assert made.dataset.limit.files == 2
         assert 0.5 < scratch.share < 1

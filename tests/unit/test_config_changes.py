@@ -30,6 +30,7 @@ NOW, LAUNCH, RESTART, _ = WHEN
             NOW,
         ),
         ("  on_checkpoint: backup", {"train.on_checkpoint": NOW}, NOW),
+        ("  on_promoted: publish", {"train.on_promoted": NOW}, NOW),
         ("  seed: 7", {"train.seed": RESTART}, NOW),
         ("hot: elsewhere", {"hot": RESTART}, NOW),
         ("metrics: {ports: {train: 0}}", {"metrics.ports.train": RESTART}, RESTART),

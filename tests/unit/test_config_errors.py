@@ -30,6 +30,7 @@ from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
         ("steps: 10", "steps:", ["mine.yaml:8: train.steps: is required"]),
         ("steps: 10", "steps: 10\n  on_checkpoint: cp 'a", ["mine.yaml:9: train.on_checkpoint", "quote"]),
         ("steps: 10", "steps: 10\n  on_checkpoint: ''", ["mine.yaml:9: train.on_checkpoint"]),
+        ("steps: 10", "steps: 10\n  on_promoted: 'a \"b'", ["mine.yaml:9: train.on_promoted", "quote"]),
         ("kind: folder", "kind: fodler", ["mine.yaml:6: dataset.source.kind", "did you mean 'folder'?"]),
         ("name: prose", "name: {a: 1}", ["mine.yaml:5: dataset.name", "is a mapping"]),
         ("train:", "plan: 7\ntrain:", ["mine.yaml:7: plan: must be a mapping", "not '7'"]),

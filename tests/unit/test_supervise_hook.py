@@ -1,4 +1,4 @@
-"""train.on_checkpoint: one command at a time, for the newest proven checkpoint, once."""
+"""train.on_checkpoint, on_promoted: one command at a time, for the newest of these checkpoints, once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ import pytest
 from stoker.checkpoints.retention import remove_checkpoint
 from stoker.kit.loop import Waiter
 from stoker.kit.process import ProcessId, children_tree
+from stoker.store.record import read_record, write_record
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.state import Phase
-from stokerd.supervision.jobs.hook import HOOK
+from stokerd.supervision.jobs.hook import HOOK, HOOK_PROMOTED
 from stokerd.supervision.jobs.runner import Jobs
 from stokerd.supervision.run import Counted, Run
 from support.pipelines import make_pipeline
@@ -34,7 +35,7 @@ class Hook:
     """The job in a run of which the rest is made up, and its cycles."""
 
     def __init__(self, run: Any) -> None:
-        self.jobs = Jobs(cast(Run, run), {"hook": HOOK})
+        self.jobs = Jobs(cast(Run, run), {each.kind: each for each in (HOOK, HOOK_PROMOTED)})
         self.stop = self.jobs.stop
 
     @property
@@ -55,10 +56,11 @@ class Ground:
     def __init__(self, root: Path) -> None:
         self.root, self.events, self.seconds = root, list[dict[str, Any]](), list[float]()
         self.newest: Checkpoint | None = None
+        self.proven: dict[str, Checkpoint] = {}
         self.waiter, self.counted = Waiter(), Counted()
 
-    def hook(self, command: str) -> Hook:
-        pipeline = make_pipeline(self.root, train__on_checkpoint=command).pipeline
+    def hook(self, command: str, key: str = "on_checkpoint") -> Hook:
+        pipeline = make_pipeline(self.root, **{f"train__{key}": command}).pipeline
         pipeline.layout.create()
         self.run = pipeline.layout.run("main")
         self.run.create()
@@ -71,6 +73,7 @@ class Ground:
             timings=SimpleNamespace(hook=SimpleNamespace(observe=self.seconds.append)),
             events=SimpleNamespace(record=lambda word, **words: self.events.append(words)),
             newest=self.newest,
+            checkpoints=SimpleNamespace(get=self.proven.get),
             state=SimpleNamespace(phase=Phase.FINISHED),
             change=lambda **_: None,
             jobs={},
@@ -82,6 +85,7 @@ class Ground:
         path = self.run.checkpoints / f"step-{step:09d}"
         path.mkdir(exist_ok=True)
         self.newest = self.made.newest = Checkpoint(path, step, {}, digest=f"{step:064x}")
+        self.proven[path.name] = self.newest
         return path
 
     def finish(self, hook: Hook) -> None:
@@ -139,6 +143,36 @@ def test_the_newest_of_those_that_wait_is_next_and_none_that_is_read_is_removed(
     ground.finish(hook)
     assert told.read_text() == "10 30 "
     assert remove_checkpoint(first)
+
+
+def test_a_promoted_checkpoint_has_its_command_once_and_only_if_it_is_the_proven_one(ground: Ground) -> None:
+    told = ground.root / "told"
+    command = python("open(sys.argv[1], 'a').write(os.environ['STOKER_STEP'] + ' '); sys.exit(3)", told)
+    hook = ground.hook(command, "on_promoted")
+    for step in (10, 20, 30):
+        ground.prove(step)
+
+    def promote(step: int, digest: int) -> None:
+        body = {"v": 1, "step": step, "checkpoint": f"step-{step:09d}", "digest": f"{digest:064x}"}
+        write_record(ground.run.promoted, body)
+
+    assert not hook.is_busy
+    promote(20, 20)
+    ground.finish(hook)
+    ground.finish(ground.hook(command, "on_promoted"))  # a restart
+    for other in ((30, 31), (40, 40)):  # another content, and none
+        promote(*other)
+        assert not hook.is_busy
+    promote(10, 10)
+    ground.finish(hook)
+    assert told.read_text() == "20 10 "
+    assert (
+        read_record(ground.run.hook("hook-promoted"))["step"] == 10 and not ground.run.hook("hook").exists()
+    )
+    assert [(event["key"], event["step"]) for event in ground.events] == [
+        ("train.on_promoted", 20),
+        ("train.on_promoted", 10),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +279,7 @@ def test_a_command_that_a_stop_ended_runs_again_for_the_same_checkpoint(ground: 
 
 def test_without_a_command_nothing_is_due(ground: Ground) -> None:
     hook = ground.hook("true")
-    ground.made.pipeline.train.hook = ()
+    ground.made.pipeline.train.hook = lambda _: ()
     ground.prove(10)
     hook.look()
     assert not hook.is_busy

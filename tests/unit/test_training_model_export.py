@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +14,26 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from stoker.checkpoints.seal import CheckpointWriter, tensor_files
 from stoker.cli.output import Sink
-from stoker.release import transformers_model
+from stoker.release import model_proof_worker, transformers_model
 from stoker.release.export_model import export_model
+from stoker.release.generate import generate
 from stoker.release.sampling import Sampling, TextModel
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
+from stoker.store.checksums import write_checksums
+from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError, UsageError
-from stoker.store.files import canonical_json
-from stoker.training.copying import flat_bytes
-from stoker.training.model.shape import Shape
-from stoker.training.model.transformer import Model
-from stoker.training.state import model_tensors, named
-from support.checkpoint_data import body_of
-from support.tokenizers import tokenizer_like
+from support.model_checkpoints import checkpoint_of
 
 TEXT = "the quick brown fox"
-SHAPE: dict[str, Any] = {
-    "layers": 2,
-    "width": 32,
-    "heads": 4,
-    "kv_heads": 4,
-    "ffn_width": 48,
-    "rope_theta": 1000.0,
-    "norm_eps": 1e-3,
-    "tie_embeddings": True,
-}
 
 
-def checkpoint_of(home: Path, **shape: Any) -> tuple[Path, Model]:
-    """A sealed checkpoint of a model whose every part matters to its logits."""
-    tokenizer = tokenizer_like("llama3", end_last=True)
-    file = home / "tokenizer.json"
-    home.mkdir(exist_ok=True)
-    file.write_bytes(tokenizer)
-    vocab_size = load_tokenizer(file).vocab_size + 3  # the embedding may be wider
-    model = Model(Shape.parse({**SHAPE, **shape}, vocab_size=vocab_size, seq_len=64))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(
-                torch.empty_like(parameter).normal_(float(parameter.ndim < 2), 0.3, generator=generator)
-            )
-    with CheckpointWriter(home, 7, "l1") as writer:
-        for name, parts in tensor_files("model", named(model_tensors(model))):
-            writer.add(
-                name, [one if isinstance(one, bytes) else flat_bytes(one).numpy().data for one in parts]
-            )
-        writer.add("model.json", [canonical_json({"v": 1, **model.shape.body()})])
-        writer.add("tokenizer.json", [tokenizer])
-        return writer.seal(body_of(7)), model
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `generate` sets for its own process is not left to other tests."""
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        monkeypatch.setenv(name, "1")
 
 
 @pytest.mark.parametrize(
@@ -102,11 +73,24 @@ def test_transformers_computes_the_same_logits_and_text(
     expected = TextModel(checkpoint).continue_text(TEXT, 12, Sampling(temperature=0))
     assert tokenizer.decode(text[0], skip_special_tokens=True).startswith(expected)
 
+    write_checksums(out, {file.name: hash_file(file).sha256 for file in out.iterdir()})
+    asked = [str(out), "--prompt", TEXT, "--tokens"]
+    done = CliRunner().invoke(generate, [*asked, "12", "--temperature", "0"], catch_exceptions=False)
+    assert done.stdout == f"{expected}\n"
+    drawn = [CliRunner().invoke(generate, [*asked, "30", "--seed", seed]).stdout for seed in "112"]
+    assert drawn[0] == drawn[1] != drawn[2]
+    failed = CliRunner().invoke(generate, [*asked, "64"]).exception
+    assert isinstance(failed, UsageError) and "64" in str(failed)
+    (out / "config.json").write_text("{}")
+    failed = CliRunner().invoke(generate, [*asked, "9"]).exception
+    assert isinstance(failed, DataError) and "config.json" in str(failed)
+
 
 def test_large_models_are_split_and_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers  # it takes seconds
 
     monkeypatch.setattr(transformers_model, "FILE_BYTES", 40_000)
+    monkeypatch.setattr(transformers_model, "PIECE_BYTES", 1000)  # a few rows at a time
     _, model = checkpoint_of(tmp_path / "run")
     assert CliRunner().invoke(export_model, [str(tmp_path / "run"), str(tmp_path / "out")]).exit_code == 0
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_bytes())
@@ -141,3 +125,68 @@ def test_a_damaged_checkpoint_or_a_failed_write_leaves_no_directory(
     raw[-1] ^= 1
     weights.write_bytes(raw)
     assert isinstance(CliRunner().invoke(export_model, arguments).exception, UsageError)
+
+
+def edit(file: Path, name: str, value: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), name: value}))
+
+
+def fewer_merges(out: Path) -> None:
+    model = json.loads((out / "tokenizer.json").read_bytes())["model"]
+    edit(out / "tokenizer.json", "model", {**model, "merges": model["merges"][:-1]})
+
+
+def other_weight(out: Path) -> None:
+    """One value of the last norm, the last of the file's whose change every logit shows."""
+    raw = bytearray((out / "model.safetensors").read_bytes())
+    size = int.from_bytes(raw[:8], "little")
+    first, _ = json.loads(raw[8 : 8 + size])["model.norm.weight"]["data_offsets"]
+    raw[8 + size + first + 3] ^= 0x80  # its sign
+    (out / "model.safetensors").write_bytes(raw)
+
+
+TEXT_IDS = "the token ids of the text"
+PROOF = {
+    "whole": (lambda out: None, ""),
+    "weights": (other_weight, "after 1 tokens a logit is"),
+    "config": (lambda out: edit(out / "config.json", "rope_theta", 1001.0), "after 9 tokens a logit is"),
+    "tokenizer": (lambda out: edit(out / "tokenizer.json", "post_processor", None), TEXT_IDS),
+    "merges": (fewer_merges, TEXT_IDS),
+    "special": (lambda out: edit(out / "generation_config.json", "eos_token_id", 1), "eos_token_id is"),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("exported")
+    checkpoint_of(home / "run")
+    assert CliRunner().invoke(export_model, [str(home / "run"), str(home / "out")]).exit_code == 0
+    return home
+
+
+@pytest.mark.parametrize("change", PROOF)
+def test_the_proof_names_the_first_difference(change: str, exported: Path, tmp_path: Path) -> None:
+    spoil, difference = PROOF[change]
+    out = Path(shutil.copytree(exported / "out", tmp_path / "out"))
+    spoil(out)
+    task = {"checkpoint": str(exported / "run" / "step-000000007"), "directory": str(out), "dtype": "float32"}
+    found = model_proof_worker.main(task, lambda *_, **__: None)["difference"]  # type: ignore[arg-type]
+    assert found.startswith(difference) and bool(found) == bool(difference), found
+
+
+def test_the_proof_tries_texts_of_every_kind(exported: Path) -> None:
+    tokenizer = transformers_tokenizer(exported / "out")
+    texts = list(model_proof_worker.made_texts(tokenizer, len(tokenizer)))
+    kinds = {unicodedata.category(sign) for text in texts for sign in text}
+    assert len(texts) == 1000 and len({*texts}) > 950
+    assert (
+        kinds > {*["Lu", "Ll", "Lo", "Mn", "Nd", "Zs", "Cc", "Cf", "Co", "So", "Sm", "Po"]}
+        and "Cs" not in kinds
+    )
+    assert any("    " in text for text in texts) and any(max(map(ord, text)) > 0xFFFF for text in texts)
+
+
+def transformers_tokenizer(directory: Path) -> Any:
+    import transformers  # it takes seconds
+
+    return transformers.AutoTokenizer.from_pretrained(directory)

@@ -28,8 +28,10 @@ from stoker.checkpoints.format import (
     step_of,
 )
 from stoker.checkpoints.retention import reading
+from stoker.store.checksums import content_digest
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError
+from stoker.store.files import NotPlain
 
 Verdict = Literal["proven", "invalid", "unreadable"]
 Progress = Callable[[int], None]
@@ -46,7 +48,7 @@ class Proof:
     reason: str  # names file and figure; empty when proven
     cached: bool  # some file could not be read past the cache
     body: CheckpointBody | None = None  # when proven
-    digest: str | None = None  # sha256 of checkpoint.json, when proven
+    digest: str | None = None  # sha256 of checkpoint.json, of a model's checksums, when proven
     extra: tuple[str, ...] = ()  # files that no list names; never opened
 
 
@@ -65,6 +67,19 @@ def prove_checkpoint(path: Path, *, deep: bool = True, progress: Progress | None
     except OSError as error:
         detail = str(error) if error.strerror is None else f"{error.filename or path}: {error.strerror}"
         return Proof("unreadable", f"cannot be read now: {detail}", examination.cached)
+
+
+def prove_model(path: Path, *, progress: Progress | None = None) -> Proof:
+    """Proves a model's directory: every file as its SHA256SUMS says, where there is one.
+
+    `digest` tells it from every other content. A file that is a link is a flaw.
+    """
+    try:
+        return Proof("proven", "", cached=False, digest=content_digest(path, progress))
+    except (DataError, NotPlain) as finding:
+        return Proof("invalid", str(finding), cached=False)
+    except OSError as error:
+        return Proof("unreadable", f"cannot be read now: {error}", cached=False)
 
 
 class _Examination:

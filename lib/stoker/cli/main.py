@@ -37,10 +37,12 @@ COMMANDS = {
     "doctor": ("doctor.command", "Find what would stop this machine while nobody looks."),
     "rehearse": ("rehearse.command", "Run a pipeline in small beside the real one and kill its parts."),
     "audit": ("runs.audit", "Recount every document, token and step from the disk."),
-    "verify": ("data.verify", "Prove shard sets, parquet, checkpoints or downloads."),
+    "verify": ("data.verify", "Prove shard sets, parquet, checkpoints, downloads or models."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
+    "bundle": ("stoker.release.bundle:bundle", "Write a proven model with its card, to publish or to serve."),
     "publish": ("stoker.release.publish:publish", "Put a bundle into a model's repository at a hub."),
     "fetch-model": ("stoker.release.fetch_model:fetch_model", "Bring a model from a hub, proven."),
+    "serve": ("stoker.serve.command:serve", "Answer completions over HTTP with a bundle's model."),
     "data": ("main", "Fetch data, show its order, bring tokens in and out."),
     "data download": ("data.download", "Fetch a source's files, or list them."),
     "data rows": ("data.rows", "Write the first rows of a source to a file."),
@@ -77,7 +79,7 @@ SECTIONS = {
     "Look": "status top describe events runs report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay",
-    "Release": "publish fetch-model",
+    "Release": "bundle publish fetch-model serve",
     "Things": "data checkpoint quarantine config memory units notify client",
     "Help": "help version",
 }
@@ -144,7 +146,7 @@ class LazyGroup(click.Group):
         sections = {"Commands": " ".join(names)} if self.words else SECTIONS
         for title, section in sections.items():
             rows = [(name, COMMANDS[self._words(name)][1]) for name in section.split() if name in names]
-            if rows:  # else all of them are of an extra that is not here
+            if rows:  # else all of them are of extras that are not here
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=12)
 

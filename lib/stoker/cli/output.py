@@ -17,8 +17,9 @@ from stoker.store.files import (
     FILE_MODE,
     TEMPORARY,
     canonical_json,
+    fsync_tree,
     make_dir,
-    publish_dir,
+    move_durably,
     remove_durably,
     remove_tree,
     tree_bytes,
@@ -51,12 +52,13 @@ class Sink(io.FileIO):
 
 
 @contextlib.contextmanager
-def new_directory(target: Path, needed: int, *, resumes: bool = False) -> Iterator[Path]:
+def new_directory(target: Path, needed: int, *, part: str = "", resumes: bool = False) -> Iterator[Path]:
     """Yields a directory that is published at `target` when the block ends well, and removed otherwise.
 
-    Removes the leftovers of a killed command first; with `resumes` it yields them, and removes nothing.
-    Raises UsageError where the target exists, LockHeld where another command makes it, StorageError where
-    fewer than `needed` bytes are free.
+    With `part` only the file or the directory of this name in it is published. Removes the leftovers of a
+    killed command first; with `resumes` it yields them, and removes nothing. Raises UsageError where the
+    target exists, LockHeld where another command makes it, StorageError where fewer than `needed` bytes are
+    free.
     """
     target = target.absolute()
     if os.path.lexists(target):
@@ -77,7 +79,9 @@ def new_directory(target: Path, needed: int, *, resumes: bool = False) -> Iterat
             for left in building.iterdir() if not resumes else ():
                 remove_durably(left)
             yield building
-            publish_dir(building, target)
+            with storage_errors("publish", target):
+                fsync_tree(building)
+            move_durably(building / part, target)
         except FileExistsError:
             raise UsageError(f"{target} was made meanwhile; name another directory") from None
         finally:

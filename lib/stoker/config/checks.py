@@ -239,7 +239,8 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     yield isinstance(micro, int) and train.global_batch % micro, "train.micro_batch", odd
     yield from _schedule(train)
     yield from _external(pipeline)
-    yield train.on_checkpoint is not None and not _words(train), "train.on_checkpoint", NO_WORDS
+    for key in ("on_checkpoint", "on_promoted"):
+        yield getattr(train, key) is not None and not _words(train, key), f"train.{key}", NO_WORDS
     evaluate = train.evaluate
     evaluates = evaluate.every_steps and evaluate.tokens and pipeline.shard.val_ratio
     blind = "no evaluation would count; set every_steps and tokens here, and shard.val_ratio, or write null"
@@ -271,9 +272,9 @@ NO_PLAN = (
 NO_WORDS = "is empty, or has a quote without its end; write a program and its arguments, or null"
 
 
-def _words(train: Train) -> tuple[str, ...]:
+def _words(train: Train, key: str) -> tuple[str, ...]:
     try:
-        return train.hook
+        return train.hook(key)
     except ValueError:
         return ()
 

@@ -152,7 +152,7 @@ class Train(Section):
     steps: Positive | None = None
     tokens: Positive | None = None
     start_when: StartWhen = StartWhen()
-    init_from: FilePath | None = None  # a checkpoint whose parameters a new run begins with
+    init_from: FilePath | None = None  # a checkpoint, or a model, whose parameters a new run begins with
     model: ModelShape
     seq_len: Positive = Field(default=2048, ge=2, le=2**20)
     global_batch: Positive = 128
@@ -169,6 +169,7 @@ class Train(Section):
     command: Words | None = None  # a trainer of the user's own
     external: External | None = None
     on_checkpoint: Text | None = None  # a command for each proven checkpoint, in words as a shell reads them
+    on_promoted: Text | None = None  # the same for each promoted checkpoint
 
     @property
     def external_trainer(self) -> External | None:
@@ -181,10 +182,9 @@ class Train(Section):
         """Whether the trainer reads Stoker's plan and seals its checkpoints."""
         return self.external_trainer is None
 
-    @property
-    def hook(self) -> tuple[str, ...]:
-        """The words of `on_checkpoint`; no shell runs them. Raises ValueError for a quote without its end."""
-        return tuple(shlex.split(self.on_checkpoint or ""))
+    def hook(self, key: str) -> tuple[str, ...]:
+        """Returns a command's words; no shell runs them. Raises ValueError for a quote without its end."""
+        return tuple(shlex.split(getattr(self, key) or ""))
 
     @property
     def horizon(self) -> int:

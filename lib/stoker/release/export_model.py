@@ -24,6 +24,5 @@ def export_model(checkpoint: Path, out: Path) -> None:
     directory, body = proven_checkpoint(checkpoint)
     from stoker.release import transformers_model
 
-    sizes = {name: entry.size for name, entry in body.files.items()}
-    name = transformers_model.export_model(directory, sizes, out)
+    name = transformers_model.export_model(directory, body.files, out)
     click.echo(f"{out}: {name} of step {body.step:,}; AutoModelForCausalLM.from_pretrained reads it")

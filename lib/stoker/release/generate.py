@@ -1,4 +1,4 @@
-"""`stoker checkpoint generate`: generates text from a checkpoint, after proving it."""
+"""`stoker checkpoint generate`: generates text from a checkpoint or a bundle, after proving it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from stoker.cli.bundles import is_bundle
 from stoker.cli.options import PATH, TEXT, FiniteRange
 from stoker.cli.which_run import proven_checkpoint
 
@@ -33,12 +34,18 @@ def generate(  # noqa: PLR0917 - click passes an argument per option
 
     CHECKPOINT is a step-... directory; a pipeline FILE, a run's directory or its checkpoints/ means the
     newest checkpoint of it. The command needs no other files. A text that outgrows the model's seq_len goes
-    on from the last half of that, again and again. Exit code 65: the checkpoint is not whole.
+    on from the last half of that, again and again. CHECKPOINT may be a bundle: transformers generates, and no
+    text outgrows the model. Exit code 65: the checkpoint or bundle is not whole.
     """
-    directory, _ = proven_checkpoint(checkpoint)
+    is_bundled = is_bundle(checkpoint)
+    directory = checkpoint if is_bundled else proven_checkpoint(checkpoint)[0]
+    from stoker.release.bundled import continue_bundle
     from stoker.release.sampling import Sampling, TextModel
 
-    model = TextModel(directory)
-    text = model.continue_text(prompt, tokens, Sampling(temperature, top_k, top_p, seed))
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    if is_bundled:
+        text = continue_bundle(directory, prompt, tokens, sampling)
+    else:
+        text = TextModel(directory).continue_text(prompt, tokens, sampling)
     sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.buffer.flush()

@@ -35,20 +35,24 @@ class Sampling:
     seed: int = 0
 
 
+def load_model(checkpoint: Path) -> Model:
+    """Returns the model of a checkpoint that the caller has proven."""
+    described = read_json(checkpoint / "model.json")
+    model = Model(Shape.parse(described, vocab_size=described["vocab_size"], seq_len=described["seq_len"]))
+    load_parameters(SavedState(checkpoint, read_json(checkpoint / "checkpoint.json")), model)
+    return model
+
+
 class TextModel:
     """A trained model with its tokenizer, from a checkpoint that the caller has proven."""
 
     def __init__(self, checkpoint: Path) -> None:
-        described = read_json(checkpoint / "model.json")
-        shape = Shape.parse(described, vocab_size=described["vocab_size"], seq_len=described["seq_len"])
-        self._model = Model(shape)
-        saved = SavedState(checkpoint, read_json(checkpoint / "checkpoint.json"))
-        load_parameters(saved, self._model)
+        self._model = load_model(checkpoint)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device)
         frozen = load_tokenizer(checkpoint / "tokenizer.json")
-        if frozen.vocab_size > shape.vocab_size:
-            raise DataError(f"{checkpoint}: tokenizer.json has more ids than the model's {shape.vocab_size}")
+        if frozen.vocab_size > (rows := self._model.shape.vocab_size):
+            raise DataError(f"{checkpoint}: tokenizer.json has more ids than the model's {rows}")
         self._engine = HFEngine(frozen)
         self._tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
         self._eot = frozen.eot

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.store.direct import hash_opened
+from stoker.store.direct import Progress, hash_opened
 from stoker.store.errors import DataError, storage_errors
 from stoker.store.files import file_beneath, inside, write_atomic
 
@@ -18,8 +19,7 @@ _MOST_BYTES = 4 << 20
 
 def write_checksums(directory: Path, sums: Mapping[str, str]) -> None:
     """Writes the file; `sums` maps a file's path below the directory to its sha256 in hex."""
-    lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
-    write_atomic(directory / SUMS, "".join(lines).encode(), durable=False)
+    write_atomic(directory / SUMS, _listed(sums), durable=False)
 
 
 def read_checksums(directory: Path) -> dict[str, str]:
@@ -32,7 +32,7 @@ def read_checksums(directory: Path) -> dict[str, str]:
     with storage_errors("read", file):
         data = file.read_bytes()[: _MOST_BYTES + 1]
     try:
-        lines = data.decode().splitlines()
+        lines = data.decode().removesuffix("\n").split("\n") if data else []
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: {error}") from error
     found: dict[str, str] = {}
@@ -45,17 +45,16 @@ def read_checksums(directory: Path) -> dict[str, str]:
     return found
 
 
-def prove_checksums(directory: Path) -> tuple[dict[str, str], str]:
+def prove_checksums(directory: Path, progress: Progress | None = None) -> tuple[dict[str, str], str]:
     """Hashes every file; returns the listed sums, and the first difference, "" where there is none.
 
-    A file that is in no list differs, too, and so does a link. Raises as read_checksums, and StorageError for
-    a file that cannot be read.
+    A file that is in no list differs, too, and so does a link. `progress` gets the bytes read so far of each
+    file. Raises as read_checksums, and StorageError for a file that cannot be read.
     """
     sums = read_checksums(directory)
     for name, wanted in sums.items():
         try:
-            with storage_errors("read", directory / name), file_beneath(directory, name) as descriptor:
-                found = hash_opened(descriptor).sha256
+            found = _hashed(directory, name, progress)
         except FileNotFoundError:
             return sums, f"{name} is missing"
         if found != wanted:
@@ -64,8 +63,34 @@ def prove_checksums(directory: Path) -> tuple[dict[str, str], str]:
     return sums, f"{others[0]} is not in {SUMS}" if others else ""
 
 
+def content_digest(directory: Path, progress: Progress | None = None) -> str:
+    """Returns the sha256 of the SHA256SUMS that `write_checksums` would write for all files of a directory.
+
+    Where there is a list, every file must agree with it: raises DataError where one does not, and otherwise
+    as prove_checksums.
+    """
+    names = _files(directory)
+    if SUMS not in names:
+        sums, difference = {name: _hashed(directory, name, progress) for name in names}, ""
+    else:
+        sums, difference = prove_checksums(directory, progress)
+    if difference:
+        raise DataError(difference)
+    return hashlib.sha256(_listed(sums)).hexdigest()
+
+
+def _listed(sums: Mapping[str, str]) -> bytes:
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()
+
+
+def _hashed(directory: Path, name: str, progress: Progress | None) -> str:
+    with storage_errors("read", directory / name), file_beneath(directory, name) as descriptor:
+        return hash_opened(descriptor, progress=progress).sha256
+
+
 def _files(directory: Path) -> set[str]:
     with storage_errors("list", directory):
+        os.listdir(directory)  # os.walk says nothing of a directory that is not there
         return {
             os.path.relpath(os.path.join(folder, name), directory)
             for folder, below, names in os.walk(directory)

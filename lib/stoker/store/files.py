@@ -143,6 +143,17 @@ def move_durably(source: Path, target: Path) -> None:
             _fsync_path(source.parent)
 
 
+def point_link(link: Path, target: Path) -> None:
+    """Has a symbolic link, new or there already, lead to the target, by one durable rename."""
+    temporary = link.with_name(f"{TEMPORARY}{link.name}")
+    unlink_durably(temporary)  # of a killed command
+    with storage_errors("turn", link):
+        is_beside = target.absolute().parent == link.absolute().parent
+        os.symlink(target.name if is_beside else target.absolute(), temporary)
+        os.rename(temporary, link)
+        _fsync_path(link.parent)
+
+
 def unlink_durably(path: Path) -> None:
     """Unlinks a file durably; a missing file is no error, because a restart repeats the call."""
     with storage_errors("unlink", path):

@@ -127,7 +127,7 @@ class RunLayout:
         self.launches = root / "launches.jsonl"  # the first step and the settings of each launch
         self.runs = root / "runs.jsonl"  # how each launch ended, and where the time went
         self.goodput = root / "goodput.json"  # the account of the run's time so far
-        self.hook = root / "hook.json"  # how the command of train.on_checkpoint last ended
+        self.promoted = root / "promoted.json"  # the checkpoint that evaluation promoted last
         self.told = root / "told.json"  # checkpoints that a trainer told of and that are not sealed yet
         self.mirror = root / "mirror.json"  # the checkpoints that the mirror held at the last listing
         self.waiting = root / "waiting.json"  # how long the plan has waited for missing files
@@ -138,6 +138,10 @@ class RunLayout:
         self.metrics = self.log / "metrics.jsonl"
         self.trainer_lock = root / "trainer.lock"  # held until the last process of a launch has ended
         self.rank0_lock = root / "rank0.lock"  # opened by path and held by rank 0 itself
+
+    def hook(self, kind: str) -> Path:
+        """Returns the record of how the command of a hook last ended: hook.json or hook-promoted.json."""
+        return self.root / f"{kind}.json"
 
     def output(self, launch: str) -> Path:
         """Returns the file with what a launch's trainer printed."""

@@ -25,6 +25,9 @@ from stoker.store.record import parse_json
 from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
 from stoker.supervise.run.origin import Origin, prove_origin
 from stoker.training.launch import Launch
+from stoker.training.model.transformer import Model
+from stoker.training.model.transformers_layout import rows_of
+from stoker.training.model.transformers_weights import open_weights, tensor_differences
 from stoker.training.steps.optimizer import AdamW
 
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
@@ -116,12 +119,27 @@ def restore(saved: SavedState, model: nn.Module, optimizer: AdamW) -> None:
         torch.cuda.set_rng_state_all([_decoded(state) for state in random["cuda"]])
 
 
-def take_parameters(origin: Origin, model: nn.Module) -> None:
-    """Copies the parameters of another run's checkpoint, and nothing else of it; proves it first.
+def take_parameters(origin: Origin, model: Model) -> None:
+    """Copies the parameters of another run's checkpoint or of a model's directory; proves it first.
 
-    Raises StorageError where it cannot be read now, ConfigError where it is not the recorded one any more.
+    Nothing else is taken. Raises StorageError where it cannot be read now, ConfigError where it is not the
+    recorded one any more.
     """
-    load_parameters(SavedState(Path(origin.path), prove_origin(origin).raw), model)
+    body = prove_origin(origin)
+    if body is not None:
+        load_parameters(SavedState(Path(origin.path), body.raw), model)
+    else:
+        _load_transformers(Path(origin.path), model)
+
+
+def _load_transformers(directory: Path, model: Model) -> None:
+    """Copies the parameters of a model in the layout of transformers, as float32, one tensor at a time."""
+    targets = model_tensors(model)
+    files = open_weights(directory, "pt")
+    if differing := tensor_differences(files, model.shape):
+        raise DataError(f"{directory}: {'; '.join(differing)}")
+    for name, rows in rows_of(model.shape).items():
+        targets[rows.name][rows.start : rows.stop].copy_(files[name].get_tensor(name))
 
 
 def load_parameters(saved: SavedState, model: nn.Module) -> None:

@@ -66,9 +66,8 @@ class Training:
         self.vectors = {name: np.zeros(launch.vocab_size, "<f4") for name in ("model", "optimizer")}
         if launch.resume_from is not None:
             self._restore(launch.resume_from)
-        elif launch.origin is not None:
-            prove_origin(launch.origin)
-            self._read(Path(launch.origin.path), "model")
+        elif launch.origin is not None and prove_origin(launch.origin) is not None:
+            self._read(Path(launch.origin.path), "model")  # a directory of transformers has no such vector
         timelines = read_timelines(launch.timelines)
         self.skips = skips(timelines, launch.timeline)
         self.batches = Batches(

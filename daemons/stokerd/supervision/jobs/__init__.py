@@ -5,7 +5,7 @@ from __future__ import annotations
 from stokerd.supervision.jobs.base import RunActivity
 from stokerd.supervision.jobs.external import LOOK, RESTORE, WATCH
 from stokerd.supervision.jobs.gpus import GPUS
-from stokerd.supervision.jobs.hook import HOOK
+from stokerd.supervision.jobs.hook import HOOK, HOOK_PROMOTED
 from stokerd.supervision.jobs.mirror import FETCH, SYNC
 from stokerd.supervision.jobs.proofs import CHECKPOINT, HELDOUT, ORIGIN, SETS
 
@@ -13,6 +13,6 @@ ACTIVITIES: dict[str, RunActivity] = {
     each.kind: each
     for each in (
         *(CHECKPOINT, ORIGIN, SETS, HELDOUT, SYNC, FETCH),
-        *(LOOK, RESTORE, WATCH, HOOK, GPUS),
+        *(LOOK, RESTORE, WATCH, HOOK, HOOK_PROMOTED, GPUS),
     )
 }

@@ -72,11 +72,23 @@ CHECKPOINT = RunActivity(
 )
 
 
-# The checkpoint that a new run begins with, and its held-out windows: known until the run has begun.
+# What a new run begins with, and its held-out windows: known until the run has begun.
+
+
+def _origin_task(run: Run, job: Job) -> dict[str, Any]:
+    pin = run.planner.pin()
+    assert pin is not None  # a run begins with one
+    return {
+        "checkpoint": job.subject,
+        "with_model": True,
+        "model": run.pipeline.train.model.body(),
+        "vocab_size": pin.tokenizer.vocab_size,
+        "tokenizer": str(run.pipeline.layout.datasets / pin.tokenizer.file),
+    }
 
 
 def _origin_proved(run: Run, job: Job, end: WorkerExit) -> None:
-    """Notes the checkpoint that a new run begins with; a wrong one ends the supervisor with the reason."""
+    """Notes what a new run begins with; a wrong one ends the supervisor with the reason."""
     proof = _proof(end)
     if proof["verdict"] == "invalid":
         where = f"{run.pipeline.file}: train.init_from"
@@ -120,9 +132,9 @@ class BegunWith:
 BEGUN_WITH = Slice("begun_with", lambda _: BegunWith(), BegunWith)
 ORIGIN = RunActivity(
     kind="origin",
-    module=PROOF_WORKER,
+    module="stoker.training.origin_worker",
     is_reusable=True,
-    task=lambda _, job: {"checkpoint": job.subject, "with_model": True},
+    task=_origin_task,
     on_end=_origin_proved,
     slices=(BEGUN_WITH,),
 )

@@ -1,4 +1,4 @@
-"""`stoker verify`: proves shard sets, parquet files, checkpoints and downloads."""
+"""`stoker verify`: proves shard sets, parquet files, checkpoints, models and downloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from stoker.kit.terminal import Footer
 from stoker.kit.workers.pool import Activity
 from stoker.shards.format.proof import prove_set
 from stoker.shards.format.reader import find_sets
-from stoker.store.errors import UnavailableError, UnknownFormat, UsageError
+from stoker.store.checksums import SUMS, prove_checksums
+from stoker.store.errors import DataError, StorageError, UnavailableError, UnknownFormat, UsageError
 from stoker.store.layout import DOWNLOAD_WATCHDOG
 from stoker.store.record import read_whole
 from stoker.store.requests import file_request
@@ -45,7 +46,7 @@ PATHS = click.argument("paths", nargs=-1, required=True, type=PATH)
 
 @click.group(epilog="Example: stoker verify checkpoint /var/lib/stoker/fineweb/runs/main/checkpoints")
 def verify() -> None:
-    """Prove shard sets, parquet files, checkpoints or downloads, reading every byte.
+    """Prove shard sets, parquet files, checkpoints, models or downloads, reading every byte.
 
     Exit codes: 1 the content of a file is wrong; 74 something could not be read, which proves nothing; 78 a
     newer Stoker wrote it.
@@ -87,6 +88,17 @@ def checkpoint(paths: tuple[Path, ...]) -> int:
     it. The command loads no checkpoint.
     """
     return _report(paths, checkpoints_at, _checkpoint)
+
+
+@verify.command(epilog="Example: stoker verify model fineweb-1")
+@PATHS
+def model(paths: tuple[Path, ...]) -> int:
+    """Prove the files of the models at PATHS by their SHA256SUMS.
+
+    A model is a directory that stoker bundle or stoker fetch-model made. A file that is in no list counts as
+    wrong, too. The command loads no model.
+    """
+    return _report(paths, lambda path: [path] if (path / SUMS).is_file() else [], _model)
 
 
 def _report(
@@ -137,6 +149,14 @@ def _checkpoint(path: Path) -> Finding:
     proof = prove_checkpoint(path)
     remarks = [f"{name} is in no list of this checkpoint, and was not opened" for name in proof.extra]
     return _proven(proof, remarks)
+
+
+def _model(path: Path) -> Finding:
+    try:
+        _, difference = prove_checksums(path)
+    except (DataError, StorageError) as error:
+        return "invalid" if isinstance(error, DataError) else "unreadable", str(error), ()
+    return ("invalid" if difference else "proven"), difference, ()
 
 
 @verify.command(epilog="Example: stoker verify downloads /etc/stoker/fineweb.yaml --dispute")

@@ -42,8 +42,10 @@ from stoker.store.record import RecordDamaged, parse_json, read_record
 from stoker.supervise.external.program import working_directory
 from stoker.supervise.run.gates import DataInView
 from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
+from stoker.supervise.run.origin import cannot_begin
 from stoker.supervise.run.planner import in_view
 from stoker.supervise.run.record import configured, parse_record, pinned, refusal
+from stoker.training.model.transformers_config import config_differences
 
 # The key of each value of a run's identity that the file sets.
 IDENTITY_KEYS = {
@@ -185,11 +187,8 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
     try:
         identity = parse_record(read_record(layout.record), layout.record).identity
     except (FileNotFoundError, RecordDamaged):
-        origin, follows_plan = pipeline.train.init_from, pipeline.train.follows_plan
-        if origin is not None and not follows_plan and not origin.exists():
-            yield Fault(("train", "init_from"), f"{origin} does not exist; name your trainer's checkpoint")
-        if origin is not None and follows_plan and not (origin / "checkpoint.json").is_file():
-            yield Fault(("train", "init_from"), f"{origin} is no checkpoint; name a step-... directory")
+        if (why := _origin_fault(pipeline, pin)) is not None:
+            yield Fault(("train", "init_from"), why)
         return
     except DataError as problem:
         yield Fault(("train", "run"), str(problem))
@@ -214,6 +213,21 @@ def _run_faults(pipeline: Pipeline, pin: DatasetPin | None) -> Iterator[Fault]:
             f"run {identity.run} cannot continue: its newest checkpoint was made with {optimizer}, not {now}"
         )
         yield Fault(("train", "optimizer", "name"), f"{text}. {advice}")
+
+
+def _origin_fault(pipeline: Pipeline, pin: DatasetPin | None) -> str | None:
+    """Returns why a new run cannot begin with `init_from`, by its description alone; None where it can."""
+    train, origin = pipeline.train, pipeline.train.init_from
+    if origin is None or (train.follows_plan and (origin / "checkpoint.json").is_file()):
+        return None
+    if not train.follows_plan:
+        return None if origin.exists() else f"{origin} does not exist; name your trainer's checkpoint"
+    try:
+        found = config_differences(origin, train.model.body(), pin.tokenizer.vocab_size if pin else None)
+    except (OSError, DataError) as problem:
+        what = "is no checkpoint, and no model in the layout of transformers"
+        return f"{origin} {what}: {problem}; name a step-... directory, or that of a model"
+    return cannot_begin(origin, found) if found else None
 
 
 def _newest_settings(checkpoints: Path) -> tuple[Mapping[str, Any], str]:

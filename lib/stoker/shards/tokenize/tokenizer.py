@@ -103,6 +103,25 @@ def examine_tokenizer(data: bytes, where: str) -> FrozenTokenizer:
     return examined
 
 
+def encoding_of(path: Path) -> dict[str, Any]:
+    """Returns what decides a text's ids, by part; raises as load_tokenizer.
+
+    Two files encode alike where it is equal: each id stands for the same token, special ones included, and
+    the merges and the pre-tokenizer, as HF tokenizers writes them, are the same. What it puts around a text
+    (the post-processor) and how it shows ids (the decoder) do not count, nor which tokens are listed as added
+    ones without being another's.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - see above
+
+    data = path.read_bytes()
+    definition = json.loads(Tokenizer.from_str(examine_tokenizer(data, str(path)).definition).to_str())
+    return {
+        "tokens and their ids": _all_ids(parse_json(data)),
+        "merges": definition["model"],
+        "rules for splitting a text": definition["pre_tokenizer"],
+    }
+
+
 def _examine(data: bytes, where: str) -> FrozenTokenizer:
     sha256 = hashlib.sha256(data).hexdigest()
     try:

@@ -73,3 +73,16 @@ def rows_of(shape: Shape) -> dict[str, Rows]:
     return {
         f"{name}.weight": Rows(f"{rows.name}.weight", rows.start, rows.stop) for name, rows in found.items()
     }
+
+
+def sizes_of(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Returns the size of each tensor of the exported model, by its name there."""
+    width, ffn, head = shape.width, shape.ffn_width, shape.width // shape.heads
+    keys = (shape.kv_heads * head, width)
+    sizes = {
+        **dict.fromkeys(("embed_tokens", "lm_head"), (shape.vocab_size, width)),
+        **{"q_proj": (width, width), "k_proj": keys, "v_proj": keys, "o_proj": (width, width)},
+        **{"gate_proj": (ffn, width), "up_proj": (ffn, width), "down_proj": (width, ffn)},
+        **{"q_norm": (head,), "k_norm": (head,)},
+    }
+    return {name: sizes.get(name.split(".")[-2], (width,)) for name in rows_of(shape)}
