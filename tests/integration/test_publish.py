@@ -147,6 +147,30 @@ def test_a_repository_that_moved_meanwhile_is_refused(
     assert held(hub, "org/moved") == {"another.txt": b"by somebody else"} and not commits(hub)
 
 
+def test_a_bundle_that_changes_meanwhile_is_not_committed(
+    hub: LoopbackHub, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a link that `stoker bundle --current` turns."""
+    link = bundle.with_name("current")
+    link.symlink_to(bundle)
+    following = small_bundle(bundle.with_name("following"), seed=1)
+
+    def turn(_: float) -> None:
+        link.unlink()
+        link.symlink_to(following)
+
+    monkeypatch.setattr("stoker.release.hub.time", SimpleNamespace(sleep=turn))
+    hub.fault("status", on="api", path="preupload", code=503)
+    turned = stoker("publish", link, "org/turned")
+    assert turned.returncode == 0 and held(hub, "org/turned") == contents(bundle), turned.stderr
+    flip = SimpleNamespace(sleep=lambda _: (bundle / "tokenizer.json").write_bytes(b"{}"))
+    monkeypatch.setattr("stoker.release.hub.time", flip)
+    hub.fault("status", on="api", path="preupload", code=503)
+    flipped = stoker("publish", bundle, "org/flipped")
+    assert flipped.returncode == 65 and "tokenizer.json was changed" in flipped.stderr
+    assert len(commits(hub)) == 1
+
+
 def test_refusals_say_what_to_do(hub: LoopbackHub, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.put("data.parquet", b"rows", repo="dataset/org/rows")
     hub.put("config.json", b"{}", repo="model/org/gated")
@@ -157,6 +181,16 @@ def test_refusals_say_what_to_do(hub: LoopbackHub, bundle: Path, monkeypatch: py
     assert stoker("publish", bundle, "org/gated", "--pr", "--revision", "dev").returncode == 64
     name = stoker("publish", bundle, "no/such/name")
     assert name.returncode == 69 and "REPO" in name.stderr
+    owner = stoker("publish", bundle, "name")
+    assert owner.returncode == 64 and "name OWNER/NAME" in owner.stderr
+    packed = stoker("publish", bundle / "config.json", "org/gated")
+    assert packed.returncode == 65 and "name the directory" in packed.stderr
+    hub.fault("status", on="api", path="preupload", code=403)
+    readonly = stoker("publish", bundle, "org/gated")
+    assert readonly.returncode == 69 and "forbids it" in readonly.stderr and "injected" in readonly.stderr
+    hub.fault("status", on="cdn", path="upload", code=400)
+    store = stoker("publish", small_bundle(bundle.with_name("other"), seed=7), "org/gated")
+    assert store.returncode == 69 and "answers 400\n" in store.stderr, "it may repeat a signature"
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     wrong = stoker("publish", bundle, "org/gated")
     assert wrong.returncode == 69 and "does not accept the token" in wrong.stderr
@@ -275,6 +309,12 @@ def test_a_byte_flipped_at_the_hub_or_on_the_way_is_refused(
     assert way.returncode == 65 and f"{WEIGHTS[0]} has the sum" in way.stderr
     assert len(pauses) == 2, "a second and a third try may be right"
     hub.control("clear")
+    large = small_bundle(tmp_path / "large", weights=4 << 20)
+    stored(hub, large, "org/broken")
+    for quarters in range(1, 5):
+        hub.fault("reset", on="cdn", path="model.safetensors", after=quarters * 900_000)
+    broken = stoker("fetch-model", "org/broken", tmp_path / "broken")
+    assert broken.returncode == 0 and contents(tmp_path / "broken") == contents(large), broken.stderr
     flipped = bytearray((place / "tokenizer.json").read_bytes())
     flipped[3] ^= 1
     (place / "tokenizer.json").write_bytes(flipped)
@@ -287,6 +327,7 @@ def test_refused_models_say_why(hub: LoopbackHub, tmp_path: Path, monkeypatch: p
     hub.put("pytorch_model.bin", b"a pickle", repo="model/org/pickle")
     hub.put("model.safetensors", b"weights", repo="model/org/own")
     hub.put("config.json", b'{"auto_map": {}}', repo="model/org/own")
+    hub.put("generation_config.json", b"5", repo="model/org/own")
     hub.put("data.parquet", b"rows", repo="dataset/org/rows")
     out = tmp_path / "out"
     pickle = stoker("fetch-model", "org/pickle", out)

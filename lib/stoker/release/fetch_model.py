@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from stoker.release.hub import FIRST_PAUSE_S, LONGEST_PAUSE_S, ModelHub, persist
 from stoker.store.checksums import SUMS, prove_checksums
 from stoker.store.errors import DataError
 from stoker.store.files import remove_tree
-from stoker.store.record import parse_json
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".md")
 NAMES = (SUMS, "tokenizer.model")
@@ -46,7 +44,8 @@ def fetch_model(repo: str, directory: Path, revision: str, token_file: Path | No
     74 no room.
     """
     hub = ModelHub(repo, token_file)
-    commit, rows = persist(lambda: _listed(hub, revision), f"{repo} is not fetched")
+    commit = persist(lambda: hub.commit(revision), f"{repo} is not fetched")  # once: a branch may move
+    rows = persist(lambda: list(hub.files(commit)), f"{repo} is not fetched")
     files = [RemoteFile.listed(*row).at(hub.hub, commit) for row in select(rows)]
     size = sum(file.size or 0 for file in files)
     with new_directory(directory, size, resumes=True) as place:
@@ -68,11 +67,6 @@ def select(rows: Sequence[Row]) -> list[Row]:
     return [row for row in good if not any(part.startswith(".") for part in row[0].split("/"))]
 
 
-def _listed(hub: ModelHub, revision: str) -> tuple[str, list[Row]]:
-    commit = hub.commit(revision)  # once: a branch may move between two files
-    return commit, list(hub.files(commit))
-
-
 def _fetch_all(hub: ModelHub, place: Path, files: Sequence[RemoteFile]) -> None:
     landing = Landing(place, hub.hub.repo, expected=False)
     landing.sweep()
@@ -86,17 +80,15 @@ def _fetch_all(hub: ModelHub, place: Path, files: Sequence[RemoteFile]) -> None:
     for file in files:
         click.echo(one_line(f"{file.path}, {format_bytes(file.size or 0)}"), err=True)
         transfer = FileFetch(file, terms, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
-        attempt = partial(transfer.attempt, caller)
-        persist(attempt, f"{hub.hub.repo} is not fetched", transfer.backoff, transfer.failures)
+        persist(partial(transfer.attempt, caller), f"{hub.hub.repo} is not fetched", transfer)
     remove_tree(place / PARTS)
 
 
 def _prove(place: Path, page: str) -> str:
     """Returns what proves the files; DataError where SHA256SUMS says otherwise."""
     for file in sorted(place.glob("*config.json")):
-        with contextlib.suppress(ValueError):
-            if "auto_map" in parse_json(file.read_bytes()):
-                click.echo(f"{file.name} names code (auto_map): it is not fetched and never run", err=True)
+        if b'"auto_map"' in file.read_bytes():
+            click.echo(f"{file.name} names code (auto_map): it is not fetched and never run", err=True)
     try:
         _, difference = prove_checksums(place)
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import click
 
 from stoker.cli.options import PATH, one_line
+from stoker.corpus.fetch.transfer import FileFetch
 from stoker.corpus.http.hub import HubRepo, endpoint_of, hub_token
 from stoker.corpus.http.retry_rules import LOCAL, FetchFailed, next_pause
 from stoker.corpus.source.hub_api import HubApi
@@ -45,39 +46,35 @@ class ModelHub(HubApi):
         try:
             return super().commit(revision)
         except FetchFailed as failure:
-            if failure.kind in ("missing", "unauthorized"):
-                self._refuse_other_type()
+            for kind in ("dataset", "space") if failure.kind in ("missing", "unauthorized") else ():
+                with contextlib.suppress(FetchFailed):  # mostly because there is none
+                    with self.asking("main"):
+                        self.api.repo_info(self.hub.repo, repo_type=kind)
+                    fault = f"{self.hub.repo} is a {kind} at {self.hub.endpoint}, not a model"
+                    advice = "correct REPO, or make a model of that name there first"
+                    raise UnavailableError(f"{fault}; {advice}") from failure
             raise
 
-    def _refuse_other_type(self) -> None:
-        for kind in ("dataset", "space"):
-            with contextlib.suppress(FetchFailed):  # mostly because there is none
-                with self.asking("main"):
-                    self.api.repo_info(self.hub.repo, repo_type=kind)
-                fault = f"{self.hub.repo} is a {kind} at {self.hub.endpoint}, not a model"
-                raise UnavailableError(f"{fault}; correct REPO, or make a model of that name there first")
 
-
-def persist(
-    attempt: Callable[[], T], what: str, backoff: Backoff | None = None, failures: Counter[str] | None = None
-) -> T:
+def persist(attempt: Callable[[], T], what: str, transfer: FileFetch | None = None) -> T:
     """Returns what `attempt` returns in the end; what passes is waited out, for PATIENCE_S in all.
 
-    An attempt that counts its own failures by kind gives them, and its backoff, which it resets after
-    progress. Raises the error of the last failure, which begins with `what`.
+    A `transfer` counts its failures itself, and resets its backoff after progress. Raises the error of the
+    last failure, which begins with `what`.
     """
-    backoff, counted, waited_s = backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), Counter[str](), 0.0
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S) if transfer is None else transfer.backoff
+    counted, waited_s = Counter[str]() if transfer is None else transfer.failures, 0.0
     while True:
         try:
             return attempt()
         except FetchFailed as failure:
             if failure.status in _MOVED:
                 failure.kind = "server"
-            counted[failure.kind] += 1
-            counts = counted if failures is None else failures
-            pause_s = next_pause(failure, counts, ATTEMPTS, backoff.next())
+            if transfer is None:
+                counted[failure.kind] += 1
+            pause_s = next_pause(failure, counted, ATTEMPTS, backoff.next())
             waited_s = (waited_s if backoff.failures > 1 else 0.0) + (pause_s or 0.0)
-            futile = failure.kind == "broken" and counted["broken"] >= ATTEMPTS
+            futile = transfer is None and failure.kind == "broken" and counted["broken"] >= ATTEMPTS
             if pause_s is None or futile or waited_s > PATIENCE_S:
                 again = "" if pause_s is None else "; it did not pass: give the command again later"
                 raise _error_type(failure.kind)(f"{what}: {failure.reason}{again}") from failure

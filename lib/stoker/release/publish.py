@@ -6,7 +6,6 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, Transient, UnavailableError, UsageError
 from stoker.store.record import parse_json
 
-MOST_PROPOSALS = 50
 _THE_HUBS = {".gitattributes"}  # which the hub itself writes
 
 
@@ -46,17 +44,22 @@ def publish(  # noqa: PLR0917 - click passes an argument per option
     """
     if as_pr and revision != "main":
         raise UsageError("--pr proposes a change of main: leave out --revision")
+    if "/" not in repo:  # the hub would make it in the token's namespace, and not find it by this name
+        raise UsageError(f"REPO is {repo!r}, without its owner; name OWNER/NAME")
+    bundle = bundle.resolve()  # a link may be turned meanwhile
     sums, told = read_bundle(bundle)
     hub = ModelHub(repo, token_file)
     if hub.token is None:
         raise UnavailableError("a commit needs an access token; set --token-file or HF_TOKEN")
     message = f"Step {told.get('step')} of {told.get('run')}"
-    work = Publication(hub, bundle, sums, revision, private, as_pr)
-    click.echo(one_line(persist(lambda: work.attempt(message), f"{repo} is not published")))
+    work = Publication(hub, bundle, sums, revision, private, as_pr, message)
+    click.echo(one_line(persist(work.attempt, f"{repo} is not published")))
 
 
 def read_bundle(bundle: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Returns the proven sums of a bundle's files, and its release.json; DataError where it is not fit."""
+    if bundle.is_file():
+        raise DataError(f"{bundle} is a file; name the directory of a bundle, unpacked")
     try:
         sums, fault = prove_checksums(bundle)
         told = parse_json((bundle / "release.json").read_bytes())
@@ -96,9 +99,10 @@ class Publication:
     revision: str
     private: bool
     as_pr: bool
+    message: str
     parent: str = ""  # of the commit that was sent, whose answer may be lost
 
-    def attempt(self, message: str) -> str:
+    def attempt(self) -> str:
         """Returns a sentence once the repository has the bundle. Raises FetchFailed, Transient, DataError."""
         page, head = self.hub.hub.page, self._head()
         for commit in (head, *self._proposals()):
@@ -108,7 +112,7 @@ class Publication:
         if self.parent not in ("", head):
             raise Transient(f"{page} was changed meanwhile; look at it, then give the command again")
         self.parent = head
-        return self._commit(message, *self._changes(head))
+        return self._commit(*self._changes(head))
 
     def _head(self) -> str:
         try:
@@ -121,15 +125,15 @@ class Publication:
         return self.hub.commit("main")
 
     def _proposals(self) -> list[str]:
-        """Returns the commits of open pull requests, where this is to be one."""
+        """Returns the commits of open pull requests with this title, where this is to be one."""
         if not self.as_pr:
             return []
         with self.hub.asking("main"):
             found = self.hub.api.get_repo_discussions(
                 self.hub.hub.repo, discussion_type="pull_request", discussion_status="open"
             )
-            open_ones = list(islice(found, MOST_PROPOSALS))
-        return [self.hub.commit(f"refs/pr/{each.num}") for each in open_ones]
+            numbers = [each.num for each in found if each.title == self.message]
+        return [self.hub.commit(f"refs/pr/{number}") for number in numbers]
 
     def _changes(self, commit: str) -> tuple[list[str], list[str]]:
         return changes(self.sums, self.hub.files(commit), self._git_name)
@@ -140,19 +144,22 @@ class Publication:
         hash_file(file, also=digest)
         return digest.hexdigest()
 
-    def _commit(self, message: str, add: list[str], drop: list[str]) -> str:
-        """Commits; DataError where the hub then has other files than the bundle."""
+    def _commit(self, add: list[str], drop: list[str]) -> str:
+        """Commits; DataError where the bundle was changed meanwhile, or the hub then has other files."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         click.echo(f"sending {plural(len(add), 'file')} to {self.hub.hub.page}", err=True)
         files = [CommitOperationAdd(name, self.bundle / name) for name in add]
+        for name, file in zip(add, files, strict=True):
+            if file.upload_info.sha256.hex() != self.sums[name]:
+                raise DataError(f"{name} was changed after its sum was checked; publish the bundle again")
         deletions = [CommitOperationDelete(name, is_folder=False) for name in drop]
         with self.hub.asking(self.revision), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the card's metadata, with a path of this machine
             done = self.hub.api.create_commit(
                 self.hub.hub.repo,
                 [*files, *deletions],
-                commit_message=message,
+                commit_message=self.message,
                 revision=self.revision,
                 create_pr=self.as_pr,
                 parent_commit=self.parent,

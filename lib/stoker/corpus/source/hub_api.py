@@ -107,15 +107,16 @@ class HubApi:
             self._answered.add(str(response.request.url))
             return
         headers = {name.lower(): value for name, value in response.headers.items()}
-        method = response.request.method
-        if status in (401, 403, 404, 410) and method != "PUT":  # which goes to a signed address
+        to_signed = response.request.method == "PUT"
+        if status in (401, 403, 404, 410) and not to_signed:
             about = {"token": self._token is not None, "pinned": self._pinned}
             code = headers.get("x-error-code", "")
             kind, reason = explain(status, code, self.hub, revision=self._revision, **about)
-            raise FetchFailed(kind, reason, status=status)
-        redirected = method == "PUT"
-        failure = refusal(Answer(status, headers, self.hub.page, not redirected, redirected), time.time())
-        if self.hub.commanded and failure.kind == "refused":
+            failure = FetchFailed(kind, reason, status=status)
+        else:
+            failure = refusal(Answer(status, headers, self.hub.page, not to_signed, to_signed), time.time())
+        # A store's words about a signed address may repeat its signature.
+        if self.hub.commanded and not to_signed and failure.kind in ("refused", "forbidden"):
             said = headers.get("x-error-message") or response.read().decode(errors="replace")
             failure.reason += f": {said[:_SAID]}"
         raise failure
