@@ -128,7 +128,7 @@ def test_an_external_trainer_a_gpu_in_use_and_what_cannot_begin_are_refused(
     with_files(tmp_path / "p", train__init_from=str(tmp_path / "step-000000010"))
     with patch.dict(os.environ):
         assert exit_code(["rehearse", str(data.file)]) == 78
-    assert "is no checkpoint; name a step-... directory" in capsys.readouterr().err
+    assert "is no checkpoint, and no model in the layout of transformers" in capsys.readouterr().err
     assert sorted(path.name for path in data.home.iterdir()) == ["data.yaml", "source"]
 
 

@@ -8,10 +8,6 @@ with weights rounded as in the directory: logits, token ids, special ids. The ne
 from __future__ import annotations
 
 import os
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
-
-# isort: split
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +32,7 @@ WIDTHS = (1, 26, 95, 500)
 
 
 def main(task: dict[str, Any], _report: Report) -> dict[str, Any]:
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
     checkpoint, directory = Path(task["checkpoint"]), Path(task["directory"])
     difference = tokens_difference(checkpoint / "tokenizer.json", directory)
     return {"difference": difference or _logits_difference(checkpoint, directory, task["dtype"])}

@@ -114,7 +114,9 @@ def encoding_of(path: Path) -> dict[str, Any]:
     from tokenizers import Tokenizer  # noqa: PLC0415 - see above
 
     data = path.read_bytes()
-    definition = json.loads(Tokenizer.from_str(examine_tokenizer(data, str(path)).definition).to_str())
+    definition = parse_json(
+        Tokenizer.from_str(examine_tokenizer(data, str(path)).definition).to_str().encode()
+    )
     return {
         "tokens and their ids": _all_ids(parse_json(data)),
         "merges": definition["model"],
