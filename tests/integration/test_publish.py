@@ -77,7 +77,7 @@ def test_a_bundle_is_one_commit_and_the_same_bundle_again_is_none(hub: LoopbackH
     assert str(bundle) not in secretless(ended)
     sent = {(each["host"], each["authorization"]) for each in hub.requests()}
     assert sent == {("127.0.0.1", f"Bearer {TOKEN}"), ("127.0.0.2", None)}, "a signed address needs no token"
-    again = stoker("publish", bundle, "org/first")
+    again = stoker("publish", bundle, "org/first", "--private")
     assert again.returncode == 0 and "is there already; nothing to do" in again.stdout
     assert len(commits(hub)) == 1
 
@@ -88,6 +88,8 @@ def test_the_next_bundle_replaces_what_differs_and_deletes_what_it_has_not(
     assert stoker("publish", bundle, "org/next").returncode == 0
     hub.put("pytorch_model.bin", b"a pickle", repo="model/org/next")
     following = small_bundle(tmp_path / "following", seed=1, step=40)
+    public = stoker("publish", following, "org/next", "--private")
+    assert public.returncode == 64 and "is public" in public.stderr and len(commits(hub)) == 1
     ended = stoker("publish", following, "org/next")
     assert "4 files in one commit, 1 deleted" in ended.stdout, ended.stderr
     assert commits(hub)[1] == ["SHA256SUMS", *WEIGHTS, "release.json", "pytorch_model.bin"]
@@ -172,6 +174,7 @@ def test_a_bundle_that_changes_meanwhile_is_not_committed(
 
 
 def test_refusals_say_what_to_do(hub: LoopbackHub, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.put("chat_template.jinja", b"{}", repo="model/org/own")
     hub.put("data.parquet", b"rows", repo="dataset/org/rows")
     hub.put("config.json", b"{}", repo="model/org/gated")
     other = stoker("publish", bundle, "org/rows")
@@ -328,6 +331,7 @@ def test_refused_models_say_why(hub: LoopbackHub, tmp_path: Path, monkeypatch: p
     hub.put("model.safetensors", b"weights", repo="model/org/own")
     hub.put("config.json", b'{"auto_map": {}}', repo="model/org/own")
     hub.put("generation_config.json", b"5", repo="model/org/own")
+    hub.put("chat_template.jinja", b"{}", repo="model/org/own")
     hub.put("data.parquet", b"rows", repo="dataset/org/rows")
     out = tmp_path / "out"
     pickle = stoker("fetch-model", "org/pickle", out)
@@ -338,6 +342,7 @@ def test_refused_models_say_why(hub: LoopbackHub, tmp_path: Path, monkeypatch: p
     assert commit.returncode == 69 and "no revision" in commit.stderr and "--revision" in commit.stderr
     assert stoker("fetch-model", "org/own", tmp_path / "no/out").returncode == 64
     own = stoker("fetch-model", "org/own", out)
+    assert (out / "chat_template.jinja").read_bytes() == b"{}"
     assert own.returncode == 0 and "names code (auto_map)" in own.stderr and "has no SHA256SUMS" in own.stdout
     hub.control("set", gated={"model/org/own": "another"})
     gated = stoker("fetch-model", "org/own", tmp_path / "gated")

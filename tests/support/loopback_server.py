@@ -167,7 +167,13 @@ class Handler(Writes, BaseHTTPRequestHandler):
             if self._allowed(repo):
                 self._tree(commit)
         else:
-            told = {"id": found[2], "sha": commit, "private": False, "gated": False, "disabled": False}
+            told = {
+                "id": found[2],
+                "sha": commit,
+                "private": self.hub.visibility.get(found[2]) == "private",
+                "gated": False,
+                "disabled": False,
+            }
             self._json(told | {"downloads": 0, "likes": 0, "tags": [], "siblings": [], "_id": "0" * 24})
 
     def _tree(self, commit: str) -> None:

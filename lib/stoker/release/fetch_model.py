@@ -22,7 +22,7 @@ from stoker.store.checksums import SUMS, prove_checksums
 from stoker.store.errors import DataError
 from stoker.store.files import remove_tree
 
-SUFFIXES = (".safetensors", ".json", ".txt", ".md")
+SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".md")
 NAMES = (SUMS, "tokenizer.model")
 CONNECT_S, READ_S = 20.0, 30.0
 MIN_RATE = 20 * 2**10  # bytes a second over READ_S; a slower server is asked again

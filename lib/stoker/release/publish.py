@@ -26,7 +26,7 @@ _THE_HUBS = {".gitattributes"}  # which the hub itself writes
 @click.command(epilog="Example: stoker publish fineweb-1b my-org/fineweb-1b --private")
 @click.argument("bundle", type=PATH)
 @click.argument("repo", type=TEXT)
-@click.option("--private", is_flag=True, help="A repository that is made is private.")
+@click.option("--private", is_flag=True, help="Make it private; refuse a public one.")
 @click.option("--revision", default="main", type=TEXT, help="The branch.")
 @click.option("--pr", "as_pr", is_flag=True, help="Propose it as a pull request against main.")
 @token_file_option
@@ -116,10 +116,17 @@ class Publication:
 
     def _head(self) -> str:
         try:
-            return self.hub.commit(self.revision)
+            head = self.hub.commit(self.revision)
         except FetchFailed as failure:
             if failure.status != 404 or self.revision != "main":
                 raise
+        else:
+            with self.hub.asking(self.revision):
+                is_open = self.private and not self.hub.api.model_info(self.hub.hub.repo).private
+            if is_open:
+                page = self.hub.hub.page
+                raise UsageError(f"{page} is public; make it private there first, or leave out --private")
+            return head
         with self.hub.asking("main"):
             self.hub.api.create_repo(self.hub.hub.repo, private=self.private)
         return self.hub.commit("main")
