@@ -174,6 +174,14 @@ def test_the_link_turns_to_each_new_bundle_and_where_only_it_is_missing(run: Pat
     before = (tmp_path / "two").stat().st_ino
     assert exit_code(["bundle", str(run), str(tmp_path / "two"), *words]) == 0
     assert link.resolve() == tmp_path / "two" and (tmp_path / "two").stat().st_ino == before
+    (tmp_path / "about.md").write_text("other words than the bundle's")
+    assert (
+        exit_code(["bundle", str(run), str(tmp_path / "two"), *words, "--card", str(tmp_path / "about.md")])
+        == 64
+    )
+    with pytest.MonkeyPatch.context() as patch:  # the remedy for one that is not proven is to make it again
+        patch.setattr("importlib.util.find_spec", lambda _: True)
+        assert exit_code(["bundle", str(run), str(tmp_path / "two"), *words]) == 64
     (tmp_path / "two" / "README.md").write_text("another's")
     assert exit_code(["bundle", str(run), str(tmp_path / "two"), *words]) == 64
     assert not [*tmp_path.glob(".tmp-*")]
@@ -183,7 +191,9 @@ def test_the_link_turns_to_each_new_bundle_and_where_only_it_is_missing(run: Pat
     ("words", "sentence"),
     [
         (["out", "--current", "directory"], "directory is no symbolic link"),
-        (["out", "--current", "out"], "out is no symbolic link"),
+        (["out", "--current", "out"], "out is out or lies in it"),
+        (["out", "--current", "out/link"], "has no directory"),
+        (["directory/new", "--current", "gone/link"], "has no directory"),
         (["out.tar", "--tar", "--current", "link"], "leave out one of them"),
         (["directory"], "directory exists"),
         (["gone/out"], "gone does not exist"),

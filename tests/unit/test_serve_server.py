@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from stoker.serve.app import Service
 from stoker.serve.engine import Engine as RealEngine
 from stoker.serve.engine import Generation
+from stoker.serve.metrics import REGISTRY
 from stoker.serve.requests import Completion
 from stoker.serve.server import Server
 
@@ -58,6 +59,27 @@ def test_health_readiness_and_end(engine: Any, signals: int, health: int, ready:
     client = TestClient(service.app())
     assert [client.get(path).status_code for path in ("/healthz", "/readyz")] == [health, ready]
     assert asyncio.run(server.on_tick(1)) is ends
+
+
+def test_a_stop_that_comes_while_a_prompt_is_read_is_seen_and_a_fault_is_counted() -> None:
+    loading: Future[Any] = Future()
+    engine, service = Mock(running=(), waiting=(), context=99), Service("m", None, loading)
+
+    def encode(text: str) -> list[int]:
+        service.draining_since = 1.0
+        if text == "fault":
+            raise RuntimeError("of the test")
+        return [1]
+
+    engine.encode = encode
+    loading.set_result(engine)
+    client = TestClient(service.app(), raise_server_exceptions=False)
+    for prompt, status in (("a", 503), ("fault", 500)):
+        service.draining_since = None
+        assert client.post("/v1/completions", json={"model": "m", "prompt": prompt}).status_code == status
+    engine.open.assert_not_called()
+    labels = {"route": "/v1/completions", "status": "500"}
+    assert REGISTRY.get_sample_value("stoker_serve_answers_total", labels) == 1
 
 
 def test_what_runs_is_given_up_when_its_time_is_over() -> None:

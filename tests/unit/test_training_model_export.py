@@ -84,6 +84,9 @@ def test_transformers_computes_the_same_logits_and_text(
     (out / "config.json").write_text("{}")
     failed = CliRunner().invoke(generate, [*asked, "9"]).exception
     assert isinstance(failed, DataError) and "config.json" in str(failed)
+    write_checksums(out, {file.name: hash_file(file).sha256 for file in out.glob("*.*")})
+    failed = CliRunner().invoke(generate, [*asked, "9"]).exception
+    assert isinstance(failed, DataError) and "transformers cannot load" in str(failed)
 
 
 def test_large_models_are_split_and_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

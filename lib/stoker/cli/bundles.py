@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 from stoker.store.checksums import SUMS, prove_checksums
 from stoker.store.errors import DataError, UnavailableError
@@ -36,3 +37,20 @@ def use_transformers(extra: str, *packages: str) -> None:
         if importlib.util.find_spec(package) is None:
             raise UnavailableError(f"{package} is not installed; `pip install 'stoker[{extra}]'` installs it")
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def load_bundle(bundle: Path, **options: str) -> tuple[Any, Any]:
+    """Returns the tokenizer and the model of a proven bundle; DataError where transformers does not know it.
+
+    `options` are those of `from_pretrained`. Call use_transformers first.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    safe: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, **options}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(bundle, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(bundle, dtype="auto", **safe)
+    except (ValueError, KeyError, ImportError) as error:
+        raise DataError(f"{bundle}: transformers cannot load this model: {error}") from error
+    return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -56,8 +56,12 @@ def bundle(  # noqa: PLR0917 - click passes an argument per option
     about = read_about(card, licence)
     directory, body = proven_checkpoint(source)
     facts = {**facts_of(directory, body), "dtype": dtype, "license": about.license}
-    if link is None or not _is_made(out, facts):
+    facts["proven"] = importlib.util.find_spec("transformers") is not None  # else there is no bundle
+    if link is None or not _is_made(out, facts, about):
         _make(directory, body, out, facts, about, tar=tar)
+    if not facts["proven"]:
+        why = "transformers is not installed; `pip install 'stoker[hf]'` brings it"
+        click.echo(f"stoker: the bundle is not proven, and stoker publish refuses it: {why}", err=True)
     if link is not None:
         point_link(link, out)
     click.echo(one_line(f"{out}: step {body.step:,} of run {facts['run']}, in {dtype}"))
@@ -66,15 +70,19 @@ def bundle(  # noqa: PLR0917 - click passes an argument per option
 def _check_link(link: Path, out: Path, *, tar: bool) -> None:
     if tar:
         raise UsageError("--current leads to a directory, which --tar does not make; leave out one of them")
-    if (link.exists() and not link.is_symlink()) or link.absolute() == out.absolute():
-        raise UsageError(f"{link} is no symbolic link; name another place for it")
+    if (link.exists() and not link.is_symlink()) or not link.parent.is_dir():
+        raise UsageError(f"{link} is no symbolic link, or has no directory; name another place for it")
+    if out.absolute() in (link.absolute(), *link.absolute().parents):
+        raise UsageError(f"{link} is {out} or lies in it; name another place for it")
 
 
-def _is_made(out: Path, facts: dict[str, Any]) -> bool:
+def _is_made(out: Path, facts: dict[str, Any], about: About) -> bool:
     """Whether a killed command has made this bundle already, and only its link is left to turn."""
     try:
         made = parse_json((out / RELEASE).read_bytes())
-        return facts.items() <= made.items() and not prove_checksums(out)[1]
+        card = card_of(about, {**facts, "architecture": made.get("architecture")})
+        is_same = facts.items() <= made.items() and card == (out / CARD).read_bytes()
+        return is_same and not prove_checksums(out)[1]
     except (OSError, ValueError, AttributeError, DataError):
         return False
 
@@ -90,9 +98,9 @@ def _make(
         files = building / FILES if tar else building
         make_dir(files)
         facts["architecture"], sums = write_model(checkpoint, body.files, files, facts["dtype"])
-        proven_with = _prove(checkpoint, files, facts["dtype"])
-        versions = {name: version(name) for name in ("stoker", "safetensors", "tokenizers")}
-        facts |= {"proven": bool(proven_with), "versions": versions | proven_with}
+        proven_with = _prove(checkpoint, files, facts["dtype"]) if facts["proven"] else ()
+        names = ("stoker", "safetensors", "tokenizers", *proven_with)
+        facts["versions"] = {name: version(name) for name in names}
         write_json(files / RELEASE, facts)
         write_atomic(files / CARD, card_of(about, facts), durable=False)
         small = [file for file in files.iterdir() if file.name not in sums]
@@ -102,18 +110,14 @@ def _make(
             remove_tree(files)
 
 
-def _prove(checkpoint: Path, directory: Path, dtype: str) -> dict[str, str]:
-    """Proves a directory of files; returns the versions of what loaded it, none without transformers."""
-    if importlib.util.find_spec("transformers") is None:
-        why = "transformers is not installed; `pip install 'stoker[hf]'` brings it"
-        click.echo(f"stoker: the bundle is not proven, and stoker publish refuses it: {why}", err=True)
-        return {}
+def _prove(checkpoint: Path, directory: Path, dtype: str) -> tuple[str, ...]:
+    """Proves a directory of files; returns the packages that loaded it."""
     task = {"checkpoint": str(checkpoint.absolute()), "directory": str(directory), "dtype": dtype}
     with Workers() as workers:
         result = workers.run(PROOF, task, "the bundle could not be proven")
     if difference := result["difference"]:
         raise DataError(f"no bundle was made: in transformers the model is another one: {difference}")
-    return {name: version(name) for name in ("torch", "transformers")}
+    return "torch", "transformers"
 
 
 def _write_tar(target: Path, files: Path, name: str) -> None:

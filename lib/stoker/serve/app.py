@@ -45,7 +45,7 @@ class Service:
         """Whether no text will come any more."""
         return self._loading.done() and not (self.engine and self.engine.alive())
 
-    def app(self) -> FastAPI:
+    def app(self) -> CountAnswers:
         """Returns the routes; all but /healthz and /readyz ask for the key."""
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         answers: dict[str, Callable[..., Any]] = {
@@ -60,10 +60,9 @@ class Service:
             asks = [] if path.endswith("z") else [Depends(self._admit)]
             methods = ["POST"] if path.endswith("completions") else ["GET"]
             app.add_api_route(path, answer, methods=methods, dependencies=asks, response_model=None)
-        app.add_middleware(CountAnswers, routes=frozenset(answers))
         for kind in (Refused, HTTPException, ClientDisconnect, Exception):
             app.add_exception_handler(kind, _refuse)
-        return app
+        return CountAnswers(app, frozenset(answers))  # outside of what answers 500
 
     async def _admit(self, request: Request) -> None:
         given, key = request.headers.get("authorization", ""), f"Bearer {self._key}"
@@ -93,10 +92,11 @@ class Service:
     async def _answer(self, asked: Asked, encode: Callable[[Engine], list[int]]) -> Response:
         if asked.model != self.name:
             raise Refused(404, f"there is no model {asked.model!r}; this server has {self.name!r}", "model")
-        engine = self._ready()
-        if engine is None:
+        engine, prompt = self._ready(), list[int]()
+        if engine is not None:
+            prompt = await asyncio.to_thread(encode, engine)  # a long one takes a while, so asked again:
+        if engine is None or self._ready() is None:
             raise Refused(503, "the server loads its model, or ends; ask again")
-        prompt = await asyncio.to_thread(encode, engine)  # a long one takes a while
         generation = engine.open(prompt, _tokens(engine, prompt, asked), asked)
         TOKENS.labels("prompt").inc(len(prompt))
         return _Answer(self.name, engine, generation)
@@ -190,7 +190,7 @@ def _encode_chat(engine: Engine, asked: Chat) -> list[int]:
     said = [message.model_dump() for message in asked.messages]
     try:
         text = engine.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
+    except (TemplateError, TypeError, ValueError) as error:
         raise Refused(400, f"the model's chat template refuses this: {error}", "messages") from error
     return engine.encode(text, special=False)
 

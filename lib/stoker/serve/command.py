@@ -57,8 +57,8 @@ def serve(  # noqa: PLR0917 - click passes an argument per option
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise UnavailableError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+        raise UnavailableError(f"cannot listen on {host}, port {port}: {error}") from error
     with ThreadPoolExecutor(1) as threads:
         loading = threads.submit(Engine, bundle, cache_bytes, queue)
         service = Service(name or directory.absolute().name, key, loading)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.bundles import load_bundle
 from stoker.config.units import format_bytes
 from stoker.serve.requests import Asked, Refused
 from stoker.store.errors import DataError, UsageError
@@ -27,16 +28,9 @@ class Engine:
 
     def __init__(self, directory: Path, cache_bytes: int, queue: int) -> None:
         """Loads the model; raises UsageError where the cache is too small for one text of full length."""
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
         from stoker.serve.drawing import cut_quickly
 
-        load: Any = AutoModelForCausalLM.from_pretrained
-        options = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": "sdpa"}
-        model = load(directory, dtype="auto", **options)
-        model.to("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        self.tokenizer, model = load_bundle(directory, attn_implementation="sdpa")
         self.context, self._ids = model.config.max_position_embeddings, model.config.vocab_size
         if (ids := len(self.tokenizer)) > self._ids:
             raise DataError(f"{directory}: the tokenizer has {ids} ids, the model {self._ids}")

@@ -23,7 +23,8 @@ class Server(uvicorn.Server):
         settings.timeout_graceful_shutdown = 1  # a second for who still reads, after all time to drain
         super().__init__(settings)
         self._service, self._drain_s, self._notifier, self._told = service, drain_s, Notifier(), False
-        self._place = "{}:{}".format(*listener.getsockname())
+        host, port, *_ = listener.getsockname()
+        self._place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins to drain; a second signal ends it at once."""
