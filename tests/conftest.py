@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,6 +34,16 @@ LONG = (
     *("fetch_worker", "full_disk", "manual", "data_kills", "alerts", "landing", "kit_worker", "replay"),
     *("cold_start", "corruption", "checkpoint_audit", "worker_pool", "hub_worker", "data_limit", "gpus"),
 )
+
+
+@pytest.fixture(autouse=True)
+def online() -> Iterator[None]:
+    """What a command sets for its own process is not left to other tests."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    yield
+    os.environ.pop("HF_HUB_OFFLINE", None)
+    if before is not None:
+        os.environ["HF_HUB_OFFLINE"] = before
 
 
 @pytest.hookimpl(trylast=True)  # what is not selected has gone

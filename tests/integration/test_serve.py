@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shlex
 import shutil
@@ -189,6 +190,7 @@ def test_what_cannot_be_answered_is_refused_with_what_is_wrong(served: Served) -
     assert "é" not in served.said() and KEY not in served.said()
 
 
+@pytest.mark.long  # what ends one of them: unit/test_serve_server
 def test_a_hundred_clients_that_hang_up_leave_no_request_and_no_thread(served: Served) -> None:
     before = served.threads()
     clients = [served.begin_stream(LONG_TEXT) for _ in range(RUNNING + QUEUE)]
@@ -206,7 +208,7 @@ def test_a_hundred_clients_that_hang_up_leave_no_request_and_no_thread(served: S
     )  # long before its end
     done = served.ask("/v1/completions", {"model": "small", "prompt": "a", "max_tokens": 5})
     assert done[1]["usage"]["completion_tokens"] <= 5
-    assert served.threads() <= before + 2  # those that tokenize, of which there are never more than a few
+    assert served.threads() <= before + min(32, (os.cpu_count() or 1) + 4)  # of asyncio, which tokenize
 
 
 def test_sigterm_lets_what_runs_finish_and_takes_nothing_new(served: Served) -> None:
