@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from stoker.cli.main import exit_code
 from stoker.corpus.quarantine.directory import mark, read_quarantine
 from stoker.corpus.records.receipts import write_receipt
 from stoker.corpus.records.sources import write_source
@@ -22,6 +19,7 @@ from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import set_aside, write_record
 from support.asked import filed_requests
 from support.audits import audit_of
+from support.commands import Ended, stoker
 from support.parquet import flip_page, write_fineweb
 from support.pipelines import DataPipeline, Template, make_pipeline
 from support.waiting import wait_until
@@ -31,22 +29,6 @@ CORRUPT = "page_corrupt in row group 1, column text: "
 BAD = {"bad.parquet": 2, "lost.parquet": 3, "mended.parquet": 4}  # and their seeds
 
 
-class Told(NamedTuple):
-    """What a command said, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-
-def told(*words: str) -> Told:
-    """Run a command line."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = exit_code(words)
-    return Told(code, out.getvalue(), err.getvalue())
-
-
 class Site:
     """A drained pipeline: one good file, three of which a page was flipped, and one of words."""
 
@@ -54,13 +36,13 @@ class Site:
         self.data = data
         self.layout = data.pipeline.layout
 
-    def stoker(self, *words: str) -> Told:
+    def stoker(self, *words: str) -> Ended:
         """`stoker quarantine WORDS[0] FILE WORDS[1:]`."""
         verb, *others = words
-        return told("quarantine", verb, str(self.data.file), *others)
+        return stoker("quarantine", verb, str(self.data.file), *others)
 
     def listed(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = json.loads(self.stoker("list", "--json").out)
+        listed: list[dict[str, Any]] = json.loads(self.stoker("list", "--json").stdout)
         return listed
 
     def folder(self, path: str = "bad.parquet") -> Path:
@@ -133,9 +115,9 @@ def test_what_was_quarantined_is_looked_at_again_released_or_dropped_and_books_b
         assert daemon.stop() == 0
     assert audit_of(site.data.file)["balanced"]
     every = site.stoker("revalidate")
-    assert (every.code, CORRUPT in every.err) == (1, True)
+    assert (every.returncode, CORRUPT in every.stderr) == (1, True)
     (site.folder("words.parquet") / "reason.json").write_text("not json")
-    assert "damaged" in site.stoker("list").out
+    assert "damaged" in site.stoker("list").stdout
 
 
 def what_is_bad_is_listed_and_refused_where_nobody_runs(site: Site) -> None:
@@ -146,11 +128,11 @@ def what_is_bad_is_listed_and_refused_where_nobody_runs(site: Site) -> None:
     evidence = site.folder() / parquet_name(site.data.sources()["bad.parquet"])
     assert evidence.read_bytes() == file.read_bytes()
     assert not evidence.samefile(file), "no second name of the user's own file"
-    shown = site.stoker("show", "bad.parquet").out
+    shown = site.stoker("show", "bad.parquet").stdout
     assert str(evidence) in shown and kept["detail"] in shown
-    assert "words.parquet: not_parquet\n" in site.stoker("list").out
+    assert "words.parquet: not_parquet\n" in site.stoker("list").stdout
     at_once = site.stoker("release", "bad.parquet")
-    assert (at_once.code, CORRUPT in at_once.err) == (1, True)
+    assert (at_once.returncode, CORRUPT in at_once.stderr) == (1, True)
 
 
 def dropped_by_the_daemon_that_is_started(site: Site) -> Iterator[None]:
@@ -164,17 +146,17 @@ def dropped_by_the_daemon_that_is_started(site: Site) -> Iterator[None]:
     set_aside(broken, site.layout.quarantine, "damaged", "does not sum")
     assert sorted(each["kind"] for each in site.listed()) == ["checkpoint", *["parquet"] * 4, "record"]
     unasked = site.stoker("drop", "record-*")
-    assert (unasked.code, "say --yes" in unasked.err) == (64, True)
-    assert site.stoker("drop", "nothing-of-the-kind").code == 64
-    assert site.stoker("drop", "record-*", place.name, "--yes").code == 0
+    assert (unasked.returncode, "say --yes" in unasked.stderr) == (64, True)
+    assert site.stoker("drop", "nothing-of-the-kind").returncode == 64
+    assert site.stoker("drop", "record-*", place.name, "--yes").returncode == 0
     filed = filed_requests(site.layout, TRAIN_SUPERVISOR)
     assert [one.args for one in filed] == [{"name": place.name, "reason_too": False}]
     never = site.stoker("release", place.name)
-    assert (never.code, "is never released" in never.err) == (65, True), never.err
+    assert (never.returncode, "is never released" in never.stderr) == (65, True), never.stderr
     yield
     never = site.stoker("release", place.name)
     told = "a checkpoint that was proven wrong is never released"
-    assert (never.code, told in never.err) == (65, True), never.err
+    assert (never.returncode, told in never.stderr) == (65, True), never.stderr
     yield
     kept = site.bad()
     held = [each.bytes for each in site.shelf() if each.kind == "parquet" and each.things]
@@ -186,7 +168,7 @@ def dropped_by_the_daemon_that_is_started(site: Site) -> Iterator[None]:
     }
     wait_until(lambda: wanted.items() <= site.data.metrics(STAGE_SHARD).items(), what="the metrics")
     done = site.stoker("drop", kept["name"], "--reason-too", "--json")
-    assert (done.code, json.loads(done.out)[0]["bytes"]) == (0, kept["bytes"]), done.err
+    assert (done.returncode, json.loads(done.stdout)[0]["bytes"]) == (0, kept["bytes"]), done.stderr
     site.layout.quarantine.rename(site.layout.quarantine.with_name("tidied"))  # by somebody, all at once
     found_again = {"bad.parquet", "words.parquet"}
     wait_until(lambda: {each.path for each in site.shelf()} == found_again, what="other findings")
@@ -206,10 +188,10 @@ def a_good_one_is_released_by_the_clock(site: Site, size: int) -> None:
     (dropped,) = site.dropped("mended.parquet")
     assert (dropped["bytes"], "its source was released" in dropped["why"]) == (size, True)
     assert [kept.things for kept in site.shelf() if kept.path == "mended.parquet"] == [()]
-    assert site.stoker("show", "mended.parquet").code == 0
+    assert site.stoker("show", "mended.parquet").returncode == 0
     listed = site.stoker("list")
-    assert (listed.code, "words.parquet: not_parquet\n" in listed.out) == (0, True), listed.err
-    assert "mended.parquet" not in listed.out, "its source is built"
+    assert (listed.returncode, "words.parquet: not_parquet\n" in listed.stdout) == (0, True), listed.stderr
+    assert "mended.parquet" not in listed.stdout, "its source is built"
     reason = json.loads((site.folder("words.parquet") / "reason.json").read_text())
     assert (reason["row_group"], reason["column"]) == (None, None), "formats.md promises both"
 
@@ -218,17 +200,17 @@ def all_are_looked_at_when_asked(site: Site) -> None:
     """What is still bad is refused; one that has vanished comes back from quarantine."""
     kept = site.bad()
     refused = site.stoker("release", kept["name"])
-    assert (refused.code, CORRUPT + kept["detail"] in refused.err) == (1, True)
+    assert (refused.returncode, CORRUPT + kept["detail"] in refused.stderr) == (1, True)
     assert site.data.states()["bad.parquet"] == "quarantined"
     assert site.bad()["revalidations"] == 1
-    assert site.stoker("release", "parquet-*").code == 64
+    assert site.stoker("release", "parquet-*").returncode == 64
     every = site.stoker("revalidate")
-    assert (every.code, site.bad()["revalidations"]) == (1, 2)
-    assert "lost.parquet: released: it decodes and hashes well now\n" in every.out
+    assert (every.returncode, site.bad()["revalidations"]) == (1, 2)
+    assert "lost.parquet: released: it decodes and hashes well now\n" in every.stdout
     wait_until(lambda: site.data.states()["lost.parquet"] == "released", what="the set")
     wait_until(lambda: site.dropped("lost.parquet"), what="its copy's end")
     before = len(site.shelf())
     forced = site.stoker("release", "bad.parquet", "--force")
-    assert forced.code == 0, forced.err
+    assert forced.returncode == 0, forced.stderr
     wait_until(lambda: len(site.shelf()) == before + 1, what="a finding of its own")
     wait_until(lambda: site.data.states()["bad.parquet"] == "quarantined", what="the same end")
