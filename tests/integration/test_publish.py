@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stoker.store.checksums import prove_checksums
 from support.bundles import contents, small_bundle
 from support.commands import Ended, stoker
 from support.downloads import ENVIRON, stoker_command
@@ -275,7 +277,7 @@ def test_a_model_is_fetched_without_pickles_and_code_and_has_its_sums(
     ended = stoker("fetch-model", "org/back", tmp_path / "back")
     assert ended.returncode == 0, ended.stderr
     assert contents(tmp_path / "back") == contents(bundle)
-    assert "8 files" in ended.stdout and "all have the sums of SHA256SUMS" in ended.stdout
+    assert "8 files" in ended.stdout and "all have the sums of its SHA256SUMS" in ended.stdout
     assert not hub.served("never") and not hub.requests("pytorch_model") and not hub.requests(".py")
     assert not [each for each in tmp_path.iterdir() if each.name.startswith(".tmp")]
     again = stoker("fetch-model", "org/back", tmp_path / "back")
@@ -322,11 +324,12 @@ def test_a_byte_flipped_at_the_hub_or_on_the_way_is_refused(
     flipped[3] ^= 1
     (place / "tokenizer.json").write_bytes(flipped)
     at_hub = stoker("fetch-model", "org/flipped", tmp_path / "way")
-    assert at_hub.returncode == 65 and "is not what was bundled: tokenizer.json" in at_hub.stderr
+    assert at_hub.returncode == 65 and "SHA256SUMS says, first in tokenizer.json" in at_hub.stderr
     assert not (tmp_path / "way").exists()
 
 
 def test_refused_models_say_why(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = {"model.safetensors": b"weights", "pytorch_model.bin": b"a pickle"}
     hub.put("pytorch_model.bin", b"a pickle", repo="model/org/pickle")
     hub.put("model.safetensors", b"weights", repo="model/org/own")
     hub.put("config.json", b'{"auto_map": {}}', repo="model/org/own")
@@ -343,7 +346,13 @@ def test_refused_models_say_why(hub: LoopbackHub, tmp_path: Path, monkeypatch: p
     assert stoker("fetch-model", "org/own", tmp_path / "no/out").returncode == 64
     own = stoker("fetch-model", "org/own", out)
     assert (out / "chat_template.jinja").read_bytes() == b"{}"
-    assert own.returncode == 0 and "names code (auto_map)" in own.stderr and "has no SHA256SUMS" in own.stdout
+    assert own.returncode == 0 and "names code (auto_map)" in own.stderr and "had no SHA256SUMS" in own.stdout
+    assert not prove_checksums(out)[1]
+    sums = "".join(f"{sha256(data).hexdigest()}  {name}\n" for name, data in foreign.items())
+    for name, data in {**foreign, "SHA256SUMS": sums.encode()}.items():
+        hub.put(name, data, repo="model/org/foreign")
+    assert stoker("fetch-model", "org/foreign", tmp_path / "foreign").returncode == 0
+    assert prove_checksums(tmp_path / "foreign") == ({"model.safetensors": sums[:64]}, "")
     hub.control("set", gated={"model/org/own": "another"})
     gated = stoker("fetch-model", "org/own", tmp_path / "gated")
     assert gated.returncode == 69 and "accept its conditions" in gated.stderr

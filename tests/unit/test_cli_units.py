@@ -13,8 +13,9 @@ from stoker.cli.main import exit_code
 from stoker.cli.pipeline.exposure import exposure
 from stoker.cli.pipeline.units import BESIDE
 from stoker.config.load import load_pipeline
-from stoker.corpus.http.hub import hub_token, token_file_flaw
+from stoker.corpus.http.hub import hub_token
 from stoker.store.layout import DAEMONS, STAGE_SHARD, TRAIN_SUPERVISOR
+from stoker.systemd.credentials import secret_file_flaw
 from stoker.systemd.drop_ins import drop_in
 from stoker.systemd.units import SYSTEM, account_of, manager_of_unit, users_manager
 from support.config_files import MINIMAL, write_pipeline
@@ -187,7 +188,7 @@ def test_a_state_directory_whose_owner_has_no_name_is_warned_of(
 def test_a_token_file_has_one_word_for_few(tmp_path: Path, content: str, mode: int, flaw: str) -> None:
     (tmp_path / "token").write_text(content)
     (tmp_path / "token").chmod(mode)
-    found = token_file_flaw(tmp_path / "token")
+    found = secret_file_flaw(tmp_path / "token")
     assert flaw in found and bool(flaw) == bool(found)
 
 

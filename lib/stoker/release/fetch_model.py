@@ -18,7 +18,7 @@ from stoker.corpus.http.remote_file import RemoteFile, clashes, printable, unsaf
 from stoker.corpus.source.listing import Row
 from stoker.kit.loop import Backoff
 from stoker.release.hub import FIRST_PAUSE_S, LONGEST_PAUSE_S, ModelHub, persist, token_file_option
-from stoker.store.checksums import SUMS, prove_checksums
+from stoker.store.checksums import SUMS, checksums_of, read_checksums, write_checksums
 from stoker.store.errors import DataError
 from stoker.store.files import remove_tree
 
@@ -57,14 +57,19 @@ def fetch_model(repo: str, directory: Path, revision: str, token_file: Path | No
 
 def select(rows: Sequence[Row]) -> list[Row]:
     """Returns the rows of a listing that are fetched; DataError for names that are no files' here."""
-    good = [row for row in rows if row[0].endswith(SUFFIXES) or row[0].rpartition("/")[2] in NAMES]
+    good = [row for row in rows if _is_fetched(row[0])]
     paths = [row[0] for row in good]
     faults = {path: reason for path in paths if (reason := unsafe(path))} or clashes(paths)
     for path, reason in faults.items():
         raise DataError(f"{printable(path)}: {reason}; nothing of the repository is fetched")
     if not any(path.endswith(".safetensors") for path in paths):
         raise DataError("the repository has no safetensors; pickles are never fetched")
-    return [row for row in good if not any(part.startswith(".") for part in row[0].split("/"))]
+    return good
+
+
+def _is_fetched(path: str) -> bool:
+    is_hidden = any(part.startswith(".") and part != ".." for part in path.split("/"))
+    return not is_hidden and (path.endswith(SUFFIXES) or path.rpartition("/")[2] in NAMES)
 
 
 def _fetch_all(hub: ModelHub, place: Path, files: Sequence[RemoteFile]) -> None:
@@ -89,10 +94,12 @@ def _prove(place: Path, page: str) -> str:
     for file in sorted(place.glob("*config.json")):
         if b'"auto_map"' in file.read_bytes():
             click.echo(f"{file.name} names code (auto_map): it is not fetched and never run", err=True)
+    found = checksums_of(place)
     try:
-        _, difference = prove_checksums(place)
+        listed = {name: digest for name, digest in read_checksums(place).items() if _is_fetched(name)}
     except FileNotFoundError:
-        return f"each has the hub's sum, and the repository has no {SUMS}"
-    if difference:
-        raise DataError(f"{page} is not what was bundled: {difference}; name another revision")
-    return f"all have the sums of {SUMS}"
+        listed = {}
+    if listed and (differing := sorted(name for name, _ in found.items() ^ listed.items())):
+        raise DataError(f"{page} is not what its {SUMS} says, first in {differing[0]}; name another revision")
+    write_checksums(place, found)  # what serve and verify ask for, also where the repository has none
+    return f"all have the sums of its {SUMS}" if listed else f"each has the hub's sum; it had no {SUMS}"

@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from stoker.cli.bundles import proven_bundle, use_transformers
-from stoker.cli.options import PATH, TEXT, FiniteRange
+from stoker.cli.options import PATH, TEXT, FiniteRange, one_line
 from stoker.config.units import parse_size
-from stoker.store.errors import ConfigError, StokerError, UnavailableError, UsageError, storage_errors
-from stoker.systemd.units import NO_TOKEN
+from stoker.store.errors import ConfigError, StokerError, UnavailableError, UsageError
+from stoker.systemd.credentials import credential, read_secret, secret_file_flaw
 
 CREDENTIAL = "serve-key"
 
@@ -47,6 +47,8 @@ def serve(  # noqa: PLR0917 - click passes an argument per option
     """
     use_transformers("serve", "fastapi", "uvicorn")
     key = read_key(key_file, os.environ)
+    if key_file is not None and (flaw := secret_file_flaw(key_file, "the key")):
+        click.echo(one_line(flaw), err=True)
     if key is None and not _is_loopback(host):
         raise UsageError(f"--host {host}: any machine could ask; give --key-file, or stay on 127.0.0.1")
     bundle = proven_bundle(directory)
@@ -59,10 +61,11 @@ def serve(  # noqa: PLR0917 - click passes an argument per option
         listener = socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
         raise UnavailableError(f"cannot listen on {host}, port {port}: {error}") from error
-    with ThreadPoolExecutor(1) as threads:
-        loading = threads.submit(Engine, bundle, cache_bytes, queue)
-        service = Service(name or directory.absolute().name, key, loading)
-        Server(service, listener, drain_seconds).run([listener])
+    loading = ThreadPoolExecutor(1).submit(Engine, bundle, cache_bytes, queue)
+    service = Service(name or directory.absolute().name, key, loading)
+    Server(service, listener, drain_seconds).run([listener])
+    if not loading.done():  # stopped before the model is there: its libraries cannot be interrupted
+        os._exit(0)
     engine = loading.result()  # or why there is none
     if not engine.alive():
         raise StokerError("the thread that computes died, and the server ends; its last words are above")
@@ -71,18 +74,8 @@ def serve(  # noqa: PLR0917 - click passes an argument per option
 
 def read_key(file: Path | None, environ: Mapping[str, str]) -> str | None:
     """Returns the key of the file, else of systemd's credential; None without, or for the unit's default."""
-    credential = Path(environ.get("CREDENTIALS_DIRECTORY", "/nonexistent"), CREDENTIAL)
-    if file is None and not credential.exists():
-        return None
-    file = file or credential
-    try:
-        with storage_errors("read", file):
-            words = file.read_text("ascii").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the key cannot be read; correct the file") from error
-    if len(words) != 1:
-        raise ConfigError(f"{file} has {len(words)} words; it is to hold the key, one word, and nothing else")
-    return None if words[0] == NO_TOKEN else words[0]
+    file = file or credential(CREDENTIAL, environ)
+    return None if file is None else read_secret(file, "the key", ConfigError)
 
 
 def _is_loopback(host: str) -> bool:

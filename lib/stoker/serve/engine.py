@@ -60,7 +60,10 @@ class Engine:
     def _pages(self, model: Any, cache_bytes: int) -> int:
         """Returns the pages that fit, each with its share of the attention's mask, and are of use."""
         config = model.config
-        of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim + BATCH_TOKENS
+        heads = config.num_attention_heads  # not each layout names the other two
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        of_token = 2 * config.num_hidden_layers * kv_heads * head_dim + BATCH_TOKENS
         of_page = PAGE * of_token * model.dtype.itemsize
         longest = pages(self.context)
         if cache_bytes < longest * of_page:

@@ -63,15 +63,19 @@ def prove_checksums(directory: Path, progress: Progress | None = None) -> tuple[
     return sums, f"{others[0]} is not in {SUMS}" if others else ""
 
 
+def checksums_of(directory: Path, progress: Progress | None = None) -> dict[str, str]:
+    """Returns the sha256 of every file, but for a list of them; raises StorageError."""
+    return {name: _hashed(directory, name, progress) for name in sorted(_files(directory) - {SUMS})}
+
+
 def content_digest(directory: Path, progress: Progress | None = None) -> str:
     """Returns the sha256 of the SHA256SUMS that `write_checksums` would write for all files of a directory.
 
     Where there is a list, every file must agree with it: raises DataError where one does not, and otherwise
     as prove_checksums.
     """
-    names = _files(directory)
-    if SUMS not in names:
-        sums, difference = {name: _hashed(directory, name, progress) for name in names}, ""
+    if not os.path.lexists(directory / SUMS):
+        sums, difference = checksums_of(directory, progress), ""
     else:
         sums, difference = prove_checksums(directory, progress)
     if difference:

@@ -162,8 +162,9 @@ class SmallDiskScenario(Scenario):
         }
         evicted = {event["key"][:16] for event in moved["shard_set_evicted"]}
         hydrated = {event["key"][:16] for event in moved["shard_set_hydrated"]}
-        # What is read last may stay.
-        assert len(evicted) >= self.sizes.sets - 1, f"only {len(evicted)} sets were ever evicted"
+        # What is read last may stay. Where three of four fit, two that leave make room for all.
+        stay = 2 if self.sizes.sets == LEAST.sets else 1
+        assert len(evicted) >= self.sizes.sets - stay, f"only {len(evicted)} sets were ever evicted"
         assert len(hydrated) >= self.sizes.sets // 2, f"only {len(hydrated)} sets ever came back"
         full = [event for event in self.data.events(STAGE_SHARD, "disk_full") if not self._was_short(event)]
         assert not full, full

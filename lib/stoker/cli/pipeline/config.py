@@ -27,7 +27,6 @@ from stoker.config.places import existing, nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
 from stoker.config.units import format_count
-from stoker.corpus.http.hub import token_file_flaw
 from stoker.corpus.http.remote_file import read_urls
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import read_sources
@@ -45,6 +44,7 @@ from stoker.supervise.run.numerics_record import of_checkpoint, optimizer_name
 from stoker.supervise.run.origin import cannot_begin
 from stoker.supervise.run.planner import in_view
 from stoker.supervise.run.record import configured, parse_record, pinned, refusal
+from stoker.systemd.credentials import secret_file_flaw
 from stoker.training.model.transformers_config import config_differences
 
 # The key of each value of a run's identity that the file sets.
@@ -288,7 +288,7 @@ def _source_warnings(pipeline: Pipeline, seen: Mapping[str, Any]) -> Iterator[Fa
 
 
 def _remote_warnings(source: Source) -> Iterator[Fault]:
-    if source.token_file is not None and (flaw := token_file_flaw(source.token_file)):
+    if source.token_file is not None and (flaw := secret_file_flaw(source.token_file)):
         yield Fault(("dataset", "source", "token_file"), flaw)
     if source.urls_file is not None:
         try:

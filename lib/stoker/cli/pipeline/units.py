@@ -14,10 +14,10 @@ from stoker.cli.pipeline.exposure import exposure
 from stoker.config.load import load_pipeline
 from stoker.config.places import mounts
 from stoker.config.schema import Pipeline
-from stoker.corpus.http.hub import token_file_flaw
 from stoker.store.errors import UsageError, storage_errors
 from stoker.store.files import write_atomic
 from stoker.store.layout import DAEMONS, TRAIN_SUPERVISOR
+from stoker.systemd.credentials import secret_file_flaw
 from stoker.systemd.drop_ins import (
     ACCOUNT,
     TOKEN_FILE,
@@ -179,7 +179,7 @@ def warnings_of(pipeline: Pipeline, manager: Manager, account: Account | None) -
                 yield f"{place} does not exist: mount its disk, or install -d -o {who} -m 750 {place}"
     if source.spec.has_token:
         token = source.token_file or manager.files / TOKEN_FILE
-        if (source.token_file is not None or token.exists()) and (flaw := token_file_flaw(token)):
+        if (source.token_file is not None or token.exists()) and (flaw := secret_file_flaw(token)):
             yield flaw
     if pipeline.train.command is not None and (external is None or external.directory is None):
         where = pipeline.file.parent

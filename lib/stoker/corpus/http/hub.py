@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -11,8 +10,8 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from stoker.config.origins import endpoint_fault
-from stoker.store.errors import ConfigError, UnavailableError, storage_errors
-from stoker.systemd.units import NO_TOKEN
+from stoker.store.errors import ConfigError, UnavailableError
+from stoker.systemd.credentials import credential, one_word, read_secret
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 CREDENTIAL = "hub-token"
@@ -79,46 +78,11 @@ def hub_token(token_file: str | None, environ: Mapping[str, str] = os.environ) -
     """
     file = None if token_file is None else Path(token_file)
     if file is None or not os.access(file, os.R_OK):
-        file = _credential(environ) or file
-    text = environ.get("HF_TOKEN", "")
+        file = credential(CREDENTIAL, environ) or file
+    what, text = "the hub's access token", environ.get("HF_TOKEN", "")
     if file is not None:
-        try:
-            with storage_errors("read", file):
-                text = file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UnavailableError(f"the hub's token cannot be read: {error}; correct {file}") from error
-    words = text.split()
-    if file is None and not words:
-        return None
-    if len(words) != 1 or not re.fullmatch("[!-~]+", words[0]):  # an error about its header would tell it
-        raise UnavailableError(
-            f"{file or 'HF_TOKEN'} holds no token; it is to hold the hub's access token, one word of ASCII, "
-            "and nothing else"
-        )
-    return words[0]
-
-
-def _credential(environ: Mapping[str, str]) -> Path | None:
-    """Returns the file of systemd's credential, None where there is none or it is the unit's default."""
-    directory = environ.get("CREDENTIALS_DIRECTORY")
-    file = Path(directory, CREDENTIAL) if directory else None
-    with contextlib.suppress(OSError, UnicodeDecodeError):  # a wrong one: its reader says so
-        if file is not None and file.read_text().strip() == NO_TOKEN:
-            return None
-    return file if file is not None and file.exists() else None
-
-
-def token_file_flaw(file: Path) -> str:
-    """Returns what is wrong with a token's file and what to do, never its content; empty for a good one."""
-    try:
-        mode, words = file.stat().st_mode, file.read_bytes().split()
-    except OSError as error:
-        return f"{file} cannot be read: {error.strerror}"
-    if len(words) != 1:
-        return f"{file} holds {len(words)} words; write the hub's access token alone into it, on one line"
-    if mode & 0o004:
-        return f"{file} may be read by every user (mode {mode & 0o777:04o}): chmod 600 {file}"
-    return ""
+        return read_secret(file, what, UnavailableError)
+    return one_word(text, "HF_TOKEN", what, UnavailableError) if text.strip() else None
 
 
 def explain(

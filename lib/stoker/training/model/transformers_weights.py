@@ -25,7 +25,7 @@ def open_weights(directory: Path, framework: Literal["np", "pt"]) -> dict[str, A
     Raises DataError where two files have the same tensor or there is none, SafetensorError.
     """
     found: dict[str, Any] = {}
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in sorted(path for path in directory.glob("*.safetensors") if path.is_file()):
         file: Any = safe_open(path, framework=framework)
         if twice := sorted(found.keys() & set(file.keys())):
             raise DataError(f"{path}: {twice[0]} is in another file, too")
