@@ -17,10 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stoker.cli.bundles import proven_bundle
 from stoker.cli.main import exit_code
 from stoker.release.card import read_about
+from stoker.release.publish import read_bundle
 from stoker.release.transformers_model import _bfloat16
-from stoker.store.checksums import SUMS, prove_checksums
+from stoker.store.checksums import SUMS, checksums_of, write_checksums
 from stoker.store.errors import DataError, StokerError, UsageError
 from support.model_checkpoints import checkpoint_of
 
@@ -234,29 +236,34 @@ def flip(directory: Path, dice: random.Random) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
-def test_every_flipped_bit_is_found(count: int, run: Path, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_found_and_neither_served_nor_published(
+    count: int, run: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    assert exit_code(["bundle", str(run), str(out)]) == 0
+    assert exit_code(["bundle", str(run), str(out), "--license", "mit"]) == 0
+    told = json.loads((out / "release.json").read_bytes())
+    (out / "release.json").write_text(json.dumps({**told, "proven": True}))  # as if transformers were here
+    write_checksums(out, checksums_of(out))
     dice = random.Random(count)
     for _ in range(count):
         undo = flip(out, dice)
-        assert is_found(out)
+        assert_refused(out)
         undo()
     listed = out / SUMS
     raw = listed.read_bytes()
     for at in range(len(raw)) if count > 1000 else (0, 64, 65, 66, len(raw) - 1):
         for bit in range(8):
             listed.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << bit]) + raw[at + 1 :])
-            assert is_found(out), (at, bit)
+            assert_refused(out)
     listed.write_bytes(raw)
-    assert not is_found(out)
+    assert proven_bundle(out) == out and read_bundle(out)
 
 
-def is_found(directory: Path) -> bool:
-    try:
-        return bool(prove_checksums(directory)[1])
-    except DataError:
-        return True
+def assert_refused(directory: Path) -> None:
+    """By what serve and generate ask first, and by what publish asks."""
+    for ask in (proven_bundle, read_bundle):
+        with pytest.raises(DataError):
+            ask(directory)
 
 
 @pytest.mark.parametrize(
