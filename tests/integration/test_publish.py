@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 
 from stoker.store.checksums import prove_checksums
 from support.bundles import contents, small_bundle
@@ -119,6 +120,17 @@ def test_a_lost_answer_is_found_out_and_not_committed_twice(
     assert ended.returncode == 0 and "the bundle is there\n" in ended.stdout, ended.stderr
     assert len(commits(hub)) == 1 and len(pauses) == 1
     assert held(hub, "org/lost") == contents(bundle)
+
+
+def test_a_commit_that_lacks_a_file_is_found_out(
+    hub: LoopbackHub, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = HfApi.create_commit
+    monkeypatch.setattr(
+        HfApi, "create_commit", lambda api, repo, ops, **way: whole(api, repo, ops[1:], **way)
+    )
+    ended = stoker("publish", bundle, "org/lacks")
+    assert ended.returncode == 65 and "has other files than bundle; publish it again" in ended.stderr
 
 
 def test_a_hub_that_is_busy_or_broken_is_waited_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import socket
 from collections import deque
@@ -17,7 +18,7 @@ from stoker.serve.app import Service
 from stoker.serve.engine import Engine as RealEngine
 from stoker.serve.engine import Generation
 from stoker.serve.metrics import REGISTRY
-from stoker.serve.requests import Completion
+from stoker.serve.requests import Completion, Refused
 from stoker.serve.server import Server
 
 
@@ -103,3 +104,15 @@ def test_a_request_that_is_closed_leaves_the_library_with_its_handler_and_what_c
     engine.close(one)
     assert (cancelled, manager.output_router.result_handlers, late) == (["7"], {"8": 2}, [])
     assert (engine.running, engine._free) == (set(), 3 + one.pages)
+
+
+def test_where_too_many_wait_the_next_is_refused() -> None:
+    engine = RealEngine.__new__(RealEngine)
+    engine.waiting, engine.running, engine._free, engine._queue = deque(), set(), 0, 2
+    engine._names = itertools.count()
+    asked = Completion(model="m", prompt="")
+    for _ in range(2):
+        engine.open([1], 1, asked)
+    with pytest.raises(Refused, match="2 requests wait") as refused:
+        engine.open([1], 1, asked)
+    assert refused.value.status == 429
