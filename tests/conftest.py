@@ -17,6 +17,9 @@ gc.disable()  # until all is collected: imports leave no garbage
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+# The hub's client reads this when a first test imports it, before a command of another test can set it.
+os.environ["HF_HUB_DISABLE_XET"] = "1"
+
 # A shell starts a background job with SIGINT ignored, and every child would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 
 from stoker.store.checksums import prove_checksums
 from support.bundles import contents, small_bundle
@@ -124,8 +125,6 @@ def test_a_lost_answer_is_found_out_and_not_committed_twice(
 def test_a_commit_that_lacks_a_file_is_found_out(
     hub: LoopbackHub, bundle: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import HfApi  # it reads ENVIRON when it is imported
-
     whole = HfApi.create_commit
     most: Any = lambda own, repo, files, **way: whole(own, repo, files[1:], **way)  # noqa: E731
     monkeypatch.setattr(HfApi, "create_commit", most)
