@@ -12,7 +12,7 @@ import click
 
 from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.retention import reading
-from stoker.cli.options import PATH, TEXT, one_line
+from stoker.cli.options import PATH, TEXT, one_line, promoted_option
 from stoker.cli.output import Sink, new_directory, write_json
 from stoker.cli.which_run import proven_checkpoint
 from stoker.cli.worker_jobs import Workers
@@ -36,9 +36,17 @@ PROOF = Activity("model_proof", "stoker.release.model_proof_worker", silent_s=6 
 @click.option("--tar", is_flag=True, help="Make OUT one file, a tarball.")
 @click.option("--card", type=PATH, metavar="FILE", help="What the card says of use, limits and licence.")
 @click.option("--license", "licence", type=TEXT, metavar="ID", help="The licence, where FILE has none.")
+@promoted_option
 @click.option("--current", "link", type=PATH, metavar="LINK", help="A symbolic link to turn to OUT at last.")
 def bundle(  # noqa: PLR0917 - click passes an argument per option
-    source: Path, out: Path, dtype: str, tar: bool, card: Path | None, licence: str | None, link: Path | None
+    source: Path,
+    out: Path,
+    dtype: str,
+    tar: bool,
+    card: Path | None,
+    licence: str | None,
+    promoted: bool,
+    link: Path | None,
 ) -> None:
     """Write the model of CHECKPOINT to the new directory OUT, with a card and the hash of every file.
 
@@ -54,7 +62,7 @@ def bundle(  # noqa: PLR0917 - click passes an argument per option
     if link is not None:
         _check_link(link, out, tar=tar)
     about = read_about(card, licence)
-    directory, body = proven_checkpoint(source)
+    directory, body = proven_checkpoint(source, promoted=promoted)
     facts = {**facts_of(directory, body), "dtype": dtype, "license": about.license}
     facts["proven"] = importlib.util.find_spec("transformers") is not None  # else there is no bundle
     if link is None or not _is_made(out, facts, about):

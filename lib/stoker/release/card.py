@@ -15,13 +15,14 @@ from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, UsageError, storage_errors
 from stoker.store.layout import RunLayout
+from stoker.store.log import read_log
 from stoker.store.record import read_record
 from stoker.supervise.run.early_stop import newest_evaluation, read_evaluations
 from stoker.supervise.run.record import parse_record
 
 MOST_BYTES = 1 << 20  # of a maker's text
 TEMPLATE = Path(__file__).with_name("card.md")
-ELSEWHERE = ("v", "license", "proven", "versions")  # facts that the card has in other places, or not at all
+ELSEWHERE = ("v", "license", "proven", "versions", "evaluations")  # facts that the card has in other places, or not at all
 DATA = ("windows_applied", "windows_skipped", "epochs_begun", "shard_sets")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _MARKUP = re.compile(r"([!-/:-@\[-`{-~])")
@@ -74,7 +75,7 @@ def _text(file: Path) -> str:
 
 def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
     """Returns what a proven checkpoint knows, None for what it does not; no path, host name or time."""
-    timelines = read_timelines(directory / TIMELINES_COPY)
+    timelines, digest = read_timelines(directory / TIMELINES_COPY), hash_file(directory / BODY).sha256
     record = body.raw.get("run_record") or {}
     return {
         "v": 1,
@@ -83,8 +84,19 @@ def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
         **_data(directory, body, timelines),
         **_heldout(directory.resolve(), body, timelines),
         "tokenizer_sha256": body.files["tokenizer.json"].sha256,
-        "checkpoint_sha256": hash_file(directory / BODY).sha256,
+        "checkpoint_sha256": digest,
+        "evaluations": _evaluations(directory.resolve(), digest),
     }
+
+
+def _evaluations(directory: Path, digest: str) -> list[dict[str, Any]]:
+    """Returns what the checkpoint's evaluations found, the newest of each suite and its digest."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in read_log(RunLayout(directory.parent.parent).evaluations_log).entries:
+        if line["checkpoint_digest"] == digest and not line["invalid"]:
+            one = {name: line[name] for name in ("suite", "suite_digest", "metrics")}
+            found[line["suite"], line["suite_digest"]] = one
+    return [found[key] for key in sorted(found)]
 
 
 def _data(directory: Path, body: CheckpointBody, timelines: Timelines) -> dict[str, int | None]:
@@ -122,6 +134,11 @@ def card_of(about: About, facts: Mapping[str, Any]) -> bytes:
         title=f"{_plain(facts['run'])}, step {facts['step']:,}",
         about=about.text,
         proven=facts["proven"],
+        evaluations=[
+            (_plain(each["suite"]), each["suite_digest"][:16], _plain(name), metric)
+            for each in facts.get("evaluations", ())
+            for name, metric in each["metrics"].items()
+        ],
         rows=[(name, _plain(value)) for name, value in told.items() if value is not None],
         unknown=[name for name, value in told.items() if value is None],
     )

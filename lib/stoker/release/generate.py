@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from stoker.cli.bundles import is_bundle
-from stoker.cli.options import PATH, TEXT, FiniteRange
+from stoker.cli.options import PATH, TEXT, FiniteRange, promoted_option
 from stoker.cli.which_run import proven_checkpoint
 
 
@@ -26,9 +26,17 @@ from stoker.cli.which_run import proven_checkpoint
     type=FiniteRange(0, 1, min_open=True),
     help="Of these, draw from the fewest that have this share of the probability.",
 )
+@promoted_option
 @click.option("--seed", default=0, type=int, help="The same seed gives the same text.")
 def generate(  # noqa: PLR0917 - click passes an argument per option
-    checkpoint: Path, prompt: str, tokens: int, temperature: float, top_k: int, top_p: float, seed: int
+    checkpoint: Path,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    promoted: bool,
+    seed: int,
 ) -> None:
     """Continue a text with the model of CHECKPOINT, which is proven whole first.
 
@@ -37,8 +45,8 @@ def generate(  # noqa: PLR0917 - click passes an argument per option
     on from the last half of that, again and again. CHECKPOINT may be a bundle: transformers generates, and no
     text outgrows the model. Exit code 65: the checkpoint or bundle is not whole.
     """
-    is_bundled = is_bundle(checkpoint)
-    directory = checkpoint if is_bundled else proven_checkpoint(checkpoint)[0]
+    is_bundled = is_bundle(checkpoint) and not promoted
+    directory = checkpoint if is_bundled else proven_checkpoint(checkpoint, promoted=promoted)[0]
     from stoker.release.bundled import continue_bundle
     from stoker.release.sampling import Sampling, TextModel
 
