@@ -118,8 +118,11 @@ CASES = (
     Case(
         "StokerEvalRegression",
         5,
-        "p got worse in heldout/bits_per_byte.",
-        {'train:stoker_eval_verdict{metric="heldout/bits_per_byte",verdict="worse"}': "1x9"},
+        "p got worse in heldout/bits_per_byte, now 1.25.",
+        {
+            'train:stoker_eval_value{suite="heldout",metric="heldout/bits_per_byte"}': "1.25x9",
+            'train:stoker_eval_verdict{metric="heldout/bits_per_byte",verdict="worse"}': "1x9",
+        },
         (
             {'train:stoker_eval_verdict{metric="heldout/bits_per_byte",verdict="worse"}': "0x9"},
             {
@@ -128,7 +131,7 @@ CASES = (
             },
         ),
         by=OWN,
-        more={"metric": "heldout/bits_per_byte", "verdict": "worse"},
+        more={"metric": "heldout/bits_per_byte", "suite": "heldout"},
     ),
     Case(
         "StokerEvalStale",
