@@ -96,6 +96,8 @@ def test_what_is_no_pair_is_not_compared(ours: list[Sample], error: str) -> None
         of_bits(ours, cases([1.0] * 8))
     with pytest.raises(ValueError, match="nothing to compare in 1 "):
         of_bits(cases([1.0]), cases([1.0]))
+    with pytest.raises(ValueError, match="or empty"):
+        of_bits(cases([1.0] * 8, weight=0.0), cases([1.0] * 8, weight=0.0))
 
 
 @pytest.mark.parametrize(
