@@ -1,0 +1,1 @@
+"""Measures checkpoints with lm-evaluation-harness and compares them: evaluate."""
