@@ -12,7 +12,7 @@ from stoker.plan.timelines import ancestry, read_timelines
 from stoker.store.errors import DataError, StorageError, UsageError
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.store.record import read_record
-from stoker.supervise.evaluation.promoted import in_force
+from stoker.supervise.evaluation.promotion import in_force
 from stoker.supervise.run.record import Identity, parse_record
 
 
@@ -55,14 +55,12 @@ def checkpoints_at(path: Path) -> list[Path]:
 def _promoted(path: Path) -> tuple[Path, str]:
     """Returns the promoted checkpoint of a run's directory, or its checkpoints/; and its digest."""
     run = RunLayout(path.parent if path.name == "checkpoints" else path)
-    try:
-        found = in_force(read_record(run.promoted), ancestry(read_timelines(run.timelines)))
-    except FileNotFoundError:
-        found = None
-    if found is None:
+    record = read_record(run.promoted) if run.promoted.exists() else None
+    digest = in_force(record, ancestry(read_timelines(run.timelines)))
+    if record is None or digest is None:
         why = "no checkpoint is promoted, or a rollback went back past it"
         raise UsageError(f"{run.root}: {why}; `stoker evaluations FILE` says more. Or leave out --promoted")
-    return run.checkpoints / found.checkpoint, found.digest
+    return run.checkpoints / record["checkpoint"], digest
 
 
 def proven_checkpoint(path: Path, *, promoted: bool = False) -> tuple[Path, CheckpointBody]:

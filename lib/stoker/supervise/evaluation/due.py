@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stoker.config.schema_evaluation import Evaluation
+from stoker.config.schema_evaluation import SuiteSchedule
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Course:
 
 
 def due(
-    entries: Sequence[Evaluation], course: Course, done: Mapping[str, Collection[int]]
-) -> Iterator[tuple[Evaluation, int]]:
+    entries: Sequence[SuiteSchedule], course: Course, done: Mapping[str, Collection[int]]
+) -> Iterator[tuple[SuiteSchedule, int]]:
     """Yields the entries that are due, each with a step; `done` are the evaluated steps by suite.
 
     First the checkpoint that another suite was evaluated on: a promotion needs all suites of one checkpoint,
@@ -42,7 +42,7 @@ def due(
                 yield entry, step
 
 
-def _step(entry: Evaluation, course: Course, done: Collection[int], begun: int) -> int | None:
+def _step(entry: SuiteSchedule, course: Course, done: Collection[int], begun: int) -> int | None:
     """Returns the newest step that an entry is due for."""
     here, last = sorted(course.here), max(done, default=0)
     if not here:
@@ -58,12 +58,12 @@ def _step(entry: Evaluation, course: Course, done: Collection[int], begun: int) 
     if entry.every_checkpoints:
         since = [step for step in course.made if step > last][entry.every_checkpoints - 1 :]
         wanted.update([step for step in since if step in course.here][:1])
-    if not (entry.at or entry.every_steps or entry.every_checkpoints):
+    if not entry.has_time:
         wanted.update({begun} & set(here))  # it goes with the others
     return max(wanted - set(done), default=None)
 
 
-def next_stop(entries: Sequence[Evaluation], step: int, milestones: Collection[int]) -> int | None:
+def next_stop(entries: Sequence[SuiteSchedule], step: int, milestones: Collection[int]) -> int | None:
     """Returns the step where a launch from `step` ends for an evaluation between launches; None: nowhere."""
     between = [entry for entry in entries if entry.where == "between"]
     stops = [(step // each.every_steps + 1) * each.every_steps for each in between if each.every_steps]

@@ -1,0 +1,191 @@
+"""The evaluation of proven checkpoints: beside training on processors, or between launches on the free GPU.
+
+One runs at a time. evaluations.jsonl has a line for each that ended, failed or not, so a restart repeats only
+what did not end, and a failure is not tried again for its checkpoint. It never stops training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stoker.config.schema_evaluation import SuiteSchedule
+from stoker.kit.workers.parent import WorkerExit
+from stoker.store.errors import NoMemory, Transient
+from stoker.store.files import make_dir
+from stoker.supervise.actions import Job
+from stoker.supervise.evaluation.due import Course, due
+from stoker.supervise.mirror.inventory import Checkpoint
+from stoker.supervise.state import Phase
+from stokerd.supervision import policies
+from stokerd.supervision.books.evaluations import EvaluationBooks
+from stokerd.supervision.jobs.base import EVERY_PHASE, Message, RunActivity, Slice
+from stokerd.supervision.jobs.gpus import STATE
+from stokerd.supervision.run import Run
+
+EVERY_S = 1.0  # between two looks for what is due
+SAMPLES_BYTES = 64 << 20  # of the samples of one evaluation
+FREE = (Phase.WAITING, Phase.FINISHED)  # no trainer has the GPU
+
+
+@dataclass(frozen=True)
+class Subject:
+    entry: SuiteSchedule
+    checkpoint: Checkpoint
+
+
+@dataclass
+class Progress:
+    """What the log of evaluations does not say."""
+
+    made: list[int] = field(default_factory=list)  # the steps of all checkpoints, pruned ones too
+    short: set[str] = field(default_factory=set)  # evaluations that ran out of memory: half the batch
+    due_at: float | None = None  # Unix time since when one is due, and none has succeeded
+
+
+BOOKS = Slice("evaluation_books", EvaluationBooks, resets=(Phase.WAITING,))  # a log may come from the mirror
+PROGRESS = Slice("evaluations", lambda _: Progress(), Progress)
+
+
+def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
+    if not run.pipeline.evaluations or run.store.record is None or run.context.stopping:
+        return
+    here = {one.step: one for name in run.checkpoints.proven_names if (one := run.checkpoints.get(name))}
+    progress = PROGRESS.of(run)
+    # A rollback took back those beyond the newest.
+    progress.made = sorted({step for step in progress.made if step <= run.at.step} | here.keys())
+    milestones = run.pipeline.train.checkpoint.milestones
+    course = Course(progress.made, here, milestones, is_over=run.state.phase is Phase.FINISHED)
+    for entry, step in due(run.pipeline.evaluations, course, BOOKS.of(run).done()):
+        progress.due_at = progress.due_at or time.time()
+        if entry.where == where:
+            yield Subject(entry, here[step])
+
+
+def _task(run: Run, job: Job) -> dict[str, Any]:
+    entry, checkpoint = job.subject.entry, job.subject.checkpoint
+    place, promote = run.layout.evaluations, run.pipeline.promote
+    make_dir(place)
+    has_gpu = entry.where == "between" and bool(STATE.of(run).cards.cards)
+    return {
+        "checkpoint": str(checkpoint.path),
+        "digest": checkpoint.digest,
+        "suite": str(entry.suite),
+        "scratch": str(place),
+        "samples": str(place),
+        "samples_bytes": SAMPLES_BYTES,
+        "device": "cuda" if has_gpu else "cpu",
+        "batch": max(1, entry.batch // (2 if _key(job) in PROGRESS.of(run).short else 1)),
+        "threads": entry.threads,
+        "memory_bytes": entry.memory,
+        "timeout_s": entry.timeout,
+        "margins": promote.margins if promote is not None else {},
+        "baseline": BOOKS.of(run).baseline(entry.name),
+    }
+
+
+def _key(job: Job) -> str:
+    return f"{job.subject.entry.name} {job.subject.checkpoint.digest}"
+
+
+def _about(job: Job) -> dict[str, Any]:
+    return {"step": job.subject.checkpoint.step, "suite": job.subject.entry.name}
+
+
+def _is_gone(run: Run, job: Job) -> bool:
+    """Whether the checkpoint was pruned, quarantined or rolled back meanwhile; then nothing is recorded."""
+    checkpoint = job.subject.checkpoint
+    there = run.checkpoints.get(checkpoint.path.name)
+    if there is not None and there.digest == checkpoint.digest and checkpoint.path.exists():
+        return False
+    message = "the checkpoint was removed meanwhile; nothing is recorded"
+    run.events.record("evaluation_failed", level="info", **_about(job), message=message)
+    return True
+
+
+def _on_done(run: Run, job: Job, result: Message) -> None:
+    if _is_gone(run, job):
+        return
+    if "refused" in result:
+        _failed(run, job, str(result["refused"]))
+        return
+    record, _ = run.promoted()
+    baseline = run.checkpoints.get(str((record or {}).get("checkpoint")))
+    known = {one.digest: one for one in (baseline, job.subject.checkpoint) if one is not None}
+    for found in result["evaluated"]:
+        if (of := known.get(found["checkpoint_digest"])) is not None:
+            _note(run, of, found)
+
+
+def _on_end(run: Run, job: Job, end: WorkerExit) -> None:
+    """Takes in an end without a result: one cut short is due again, one short of memory once more."""
+    is_stopped = end.code == Transient.exit_code or (end.code is None and end.signal is None)
+    if run.context.stopping or is_stopped or _is_gone(run, job):
+        return
+    # A kill may be that of the kernel, whose memory was short.
+    is_short = end.code == NoMemory.exit_code or end.kind in ("over_memory", "killed")
+    if is_short and _key(job) not in PROGRESS.of(run).short:
+        PROGRESS.of(run).short.add(_key(job))
+    else:
+        _failed(run, job, end.reason(), end.wall_s)
+
+
+def _failed(run: Run, job: Job, reason: str, seconds: float = 0.0) -> None:
+    """Records a failure, by which the evaluation has ended for this checkpoint."""
+    checkpoint, entry = job.subject.checkpoint, job.subject.entry
+    found = {"checkpoint_digest": checkpoint.digest, "suite": entry.name, "suite_digest": "", "metrics": {}}
+    _note(run, checkpoint, {**found, "invalid": reason, "seconds": seconds})
+
+
+def _note(run: Run, of: Checkpoint, found: Mapping[str, Any]) -> None:
+    """Records results, what they promote, and what got worse; a run that is held by that first."""
+    books, about = BOOKS.of(run), {"step": of.step, "suite": found["suite"]}
+    body, worse = books.judge(of, found)
+    if worse:
+        _hold(run, f"step {of.step} is worse than the promoted checkpoint in {', '.join(worse)}")
+    before, _ = run.promoted()
+    books.append(body)
+    if found["invalid"]:
+        run.counted.evaluation_failures += 1
+        run.events.record("evaluation_failed", **about, message=found["invalid"])
+        return
+    PROGRESS.of(run).due_at = None
+    promotion, seconds = body["promotion"]["verdict"], round(found["seconds"])
+    run.events.record("evaluated", **about, seconds=seconds, promotion=promotion)
+    if worse and before is not None:
+        run.events.record("evaluation_regressed", **about, metrics=worse, than=before["step"])
+
+
+def _hold(run: Run, why: str) -> None:
+    """Pauses or halts the run, as an operator would, where `promote.on_regression` says so."""
+    policy, record = run.pipeline.promote, run.store.begun
+    if policy is None or record.is_over or record.held:
+        return
+    if policy.on_regression == "pause":
+        run.store.pause(f"promote.on_regression ({why})")
+        run.events.record("run_paused", by="promote.on_regression", step=run.at.step)
+    elif policy.on_regression == "halt":
+        policies.halt(run, why)
+
+
+def _activity(kind: str, where: Literal["cpu", "between"], phases: Collection[Phase]) -> RunActivity:
+    return RunActivity(
+        kind=kind,
+        module="stoker.evaluation.worker",
+        pool="evaluation",  # of one kind and the other, one runs at a time
+        task=_task,
+        on_done=_on_done,
+        on_end=_on_end,
+        due=lambda run: _due(run, where),
+        due_in=phases,
+        every_s=EVERY_S,
+        awaited_in=FREE if where == "between" else (Phase.FINISHED,),
+        ends_in=() if where == "cpu" else (Phase.TRAINING,),
+        slices=(BOOKS, PROGRESS),
+    )
+
+
+EVALUATION = _activity("evaluation", "cpu", EVERY_PHASE)
+EVALUATION_BETWEEN = _activity("evaluation_between", "between", FREE)
