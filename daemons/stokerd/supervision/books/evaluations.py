@@ -88,7 +88,10 @@ class EvaluationBooks:
         A line that a rollback went back past promotes nothing any more, nor does one before it: what that
         promoted may be pruned by now.
         """
-        run, last = self._run, next((one for one in reversed(self._all) if one[0].promotion == PROMOTED), None)
+        run, last = (
+            self._run,
+            next((one for one in reversed(self._all) if one[0].promotion == PROMOTED), None),
+        )
         before, _ = run.promoted()
         if last is None or last[1] == (before or {}).get("line") or last[0] not in self.lines:
             return

@@ -21,12 +21,13 @@ from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
 from stokerd.supervision.books.evaluations import EvaluationBooks
-from stokerd.supervision.jobs.base import EVERY_PHASE, Message, RunActivity, Slice
+from stokerd.supervision.jobs.base import EVERY_PHASE, Message, Pool, RunActivity, Slice
 from stokerd.supervision.jobs.gpus import STATE
 from stokerd.supervision.run import Run
 
 EVERY_S = 1.0  # between two looks for what is due
 SAMPLES_BYTES = 64 << 20  # of the samples of one evaluation
+POOL: Pool = "evaluation"
 FREE = (Phase.WAITING, Phase.FINISHED)  # no trainer has the GPU
 
 
@@ -50,7 +51,8 @@ PROGRESS = Slice("evaluations", lambda _: Progress(), Progress)
 
 
 def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
-    if not run.pipeline.evaluations or run.store.record is None or run.context.stopping:
+    entries = run.pipeline.evaluations
+    if not entries or run.store.record is None or run.context.stopping:
         return
     here = {one.step: one for name in run.checkpoints.proven_names if (one := run.checkpoints.get(name))}
     progress = PROGRESS.of(run)
@@ -58,10 +60,12 @@ def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
     progress.made = sorted({step for step in progress.made if step <= run.at.step} | here.keys())
     milestones = run.pipeline.train.checkpoint.milestones
     course = Course(progress.made, here, milestones, is_over=run.state.phase is Phase.FINISHED)
-    for entry, step in due(run.pipeline.evaluations, course, BOOKS.of(run).done()):
-        progress.due_at = progress.due_at or time.time()
-        if entry.where == where:
-            yield Subject(entry, here[step])
+    found = [Subject(entry, here[step]) for entry, step in due(entries, course, BOOKS.of(run).done())]
+    if found and progress.due_at is None:
+        progress.due_at = time.time()
+    needed = found + [job.subject for slot, job in run.jobs.items() if slot == POOL]
+    run.checkpoints.evaluated = {one.checkpoint.path.name for one in needed}
+    yield from (one for one in found if one.entry.where == where)
 
 
 def _task(run: Run, job: Job) -> dict[str, Any]:
@@ -174,7 +178,7 @@ def _activity(kind: str, where: Literal["cpu", "between"], phases: Collection[Ph
     return RunActivity(
         kind=kind,
         module="stoker.evaluation.worker",
-        pool="evaluation",  # of one kind and the other, one runs at a time
+        pool=POOL,  # of one kind and the other, one runs at a time
         task=_task,
         on_done=_on_done,
         on_end=_on_end,
@@ -185,6 +189,11 @@ def _activity(kind: str, where: Literal["cpu", "between"], phases: Collection[Ph
         ends_in=() if where == "cpu" else (Phase.TRAINING,),
         slices=(BOOKS, PROGRESS),
     )
+
+
+def shown(run: Run) -> dict[str, Any]:
+    """Returns what status and metrics show."""
+    return {**BOOKS.of(run).shown(), "due_at": PROGRESS.of(run).due_at} if run.pipeline.evaluations else {}
 
 
 EVALUATION = _activity("evaluation", "cpu", EVERY_PHASE)
