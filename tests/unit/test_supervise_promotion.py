@@ -17,15 +17,15 @@ from stoker.supervise.evaluation.promotion import decide_promotion, in_force, re
 
 BITS, FACTS = "heldout/bits_per_byte", "facts/passed"
 POLICY = Promote.model_validate(
-    {"primary": BITS, "guards": {FACTS: "0.1"}, "gate": "smoke", "floors": {BITS: {"max": "1.2"}}}
+    {"primary": BITS, "guards": {FACTS: "0.1"}, "gate": "smoke", "floors": {BITS: "1.2", FACTS: "0.3"}}
 )
 OLD, NEW = "a" * 64, "b" * 64
 Body = dict[str, Any]
 
 
-def metric(value: float | None, verdict: str | None = None) -> Body:
+def metric(value: float | None, verdict: str | None = None, is_high: bool = False) -> Body:
     shown = {"verdict": verdict, "difference": 0.1, "low": 0.0, "high": 0.2, "n": 9}
-    return {"value": {"value": value, "n": 9, "stderr": 0.1, "higher_is_better": False}, "shown": shown}
+    return {"value": {"value": value, "n": 9, "stderr": 0.1, "higher_is_better": is_high}, "shown": shown}
 
 
 def line(
@@ -40,10 +40,13 @@ def line(
     return body | other
 
 
-BASE = [line("heldout", {BITS: metric(1.1)}, OLD, None), line("facts", {FACTS: metric(0.5)}, OLD, None)]
+BASE = [
+    line("heldout", {BITS: metric(1.1)}, OLD, None),
+    line("facts", {FACTS: metric(0.5, None, True)}, OLD, None),
+]
 GOOD = {
     "heldout": line("heldout", {BITS: metric(1.0, "better")}),
-    "facts": line("facts", {FACTS: metric(0.5, "not_worse")}),
+    "facts": line("facts", {FACTS: metric(0.5, "not_worse", True)}),
     "smoke": line("smoke", {"smoke/passed": metric(1.0)}, gate={"passed": 8, "of": 8, "failed": []}),
 }
 SMOKE = GOOD["smoke"]
@@ -62,16 +65,25 @@ def decide(
     ("changed", "verdict", "why"),
     [
         ({}, "promoted", ""),
-        ({"facts": line("facts", {FACTS: metric(0.5, "better")})}, "promoted", ""),
-        ({"facts": line("facts", {FACTS: metric(0.5, "doubt")})}, "not_promoted", "facts/passed is doubt"),
-        ({"facts": line("facts", {FACTS: metric(0.5, "worse")})}, "not_promoted", "better or not_worse"),
+        ({"facts": line("facts", {FACTS: metric(0.5, "better", True)})}, "promoted", ""),
+        (
+            {"facts": line("facts", {FACTS: metric(0.5, "doubt", True)})},
+            "not_promoted",
+            "facts/passed is doubt",
+        ),
+        (
+            {"facts": line("facts", {FACTS: metric(0.5, "worse", True)})},
+            "not_promoted",
+            "better or not_worse",
+        ),
         ({"heldout": line("heldout", {BITS: metric(1.0, "not_worse")})}, "not_promoted", "must be better"),
         (
             {"heldout": line("heldout", {BITS: metric(1.3, "better")})},
             "not_promoted",
-            "1.3, beyond its floor",
+            "1.3, worse than its floor 1.2",
         ),
-        ({"heldout": line("heldout", {BITS: metric(None, "better")})}, "not_promoted", "None, beyond"),
+        ({"heldout": line("heldout", {BITS: metric(None, "better")})}, "not_promoted", "is None, worse"),
+        ({"facts": line("facts", {FACTS: metric(0.2, "better", True)})}, "not_promoted", "0.2, worse than"),
         ({"smoke": SMOKE | {"gate": {"passed": 7, "of": 8}}}, "not_promoted", "7 of 8 cases of the gate"),
         ({"smoke": SMOKE | {"gate": {"passed": 0, "of": 0}}}, "not_promoted", "0 of 0 cases"),
         ({"smoke": SMOKE | {"gate": None}}, "not_promoted", "0 of 0 cases"),
@@ -79,11 +91,19 @@ def decide(
         ({"other": line("other", {}, samples_missing=1)}, "promoted", ""),
         ({"facts": GOOD["facts"] | {"invalid": "NaN"}}, "not_promoted", "facts is invalid: NaN"),
         ({"facts": GOOD["facts"] | {"suite_digest": "facts-2"}}, "not_promoted", "lacks comparable"),
-        ({"facts": line("facts", {FACTS: metric(0.5, "better")}, against="c")}, "not_promoted", "lacks comp"),
-        ({"facts": line("facts", {FACTS: metric(0.5)})}, "not_promoted", "lacks comparable"),
+        (
+            {"facts": line("facts", {FACTS: metric(0.5, "better", True)}, against="c")},
+            "not_promoted",
+            "lacks comp",
+        ),
+        ({"facts": line("facts", {FACTS: metric(0.5, None, True)})}, "not_promoted", "lacks comparable"),
         ({"facts": None}, "none", "not measured yet: facts/passed"),
         ({"smoke": None}, "none", "not measured yet: smoke"),
-        ({"smoke": None, "facts": line("facts", {FACTS: metric(0.5, "doubt")})}, "not_promoted", "doubt"),
+        (
+            {"smoke": None, "facts": line("facts", {FACTS: metric(0.5, "doubt", True)})},
+            "not_promoted",
+            "doubt",
+        ),
     ],
 )
 def test_a_successor_is_better_not_worse_whole_and_comparable(
@@ -104,7 +124,10 @@ def test_a_baseline_that_is_lost_or_not_whole_promotes_nothing(base: list[Body])
 
 
 def test_the_first_needs_floors_and_gate_alone_and_the_promoted_one_nothing() -> None:
-    alone = {"heldout": line("heldout", {BITS: metric(1.0)}), "facts": line("facts", {FACTS: metric(0.5)})}
+    alone = {
+        "heldout": line("heldout", {BITS: metric(1.0)}),
+        "facts": line("facts", {FACTS: metric(0.5, None, True)}),
+    }
     assert decide(alone, [], None)[0] == "promoted"
     assert decide({**alone, "heldout": line("heldout", {BITS: metric(1.3)})}, [], None)[0] == "not_promoted"
     assert decide({**alone, "heldout": None}, [], None)[0] == "none"
@@ -116,7 +139,7 @@ def test_what_is_worse_than_the_promoted_one_has_regressed() -> None:
     worse = parse_line(line("facts", {FACTS: metric(0.1, "worse"), "facts/other": metric(0.1, "worse")}))
     primary = parse_line(line("heldout", {BITS: metric(2.0, "worse")}))
     nan = parse_line(line("heldout", {BITS: metric(2.0, "worse")}, invalid="NaN"))
-    assert regressed(POLICY, [worse, primary, nan], OLD) == [FACTS, BITS]
+    assert regressed(POLICY, [worse, primary, nan, parse_line(GOOD["facts"])], OLD) == [FACTS, BITS]
     assert not regressed(POLICY, [worse], NEW)
     assert not regressed(None, [worse], OLD)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stoker.config.reading import (
     FilePath,
     MetricName,
+    Name,
     Number,
     Positive,
     PositiveSeconds,
     PositiveSize,
     Section,
-    Text,
 )
 
 Margin = Annotated[Number, Field(ge=0)]
@@ -26,15 +26,15 @@ class SuiteSchedule(Section):
     Without a time of its own it is run where another one is due, for `promote`.
     """
 
-    suite: FilePath  # the loading puts a shipped suite's file in place of its name
-    at: tuple[Literal["milestones", "finish"], ...] = ()
-    every_steps: Positive | None = None
-    every_checkpoints: Positive | None = None
+    suite: FilePath  # a shipped one of etc/suites by its name, or FILE.yaml
+    at: tuple[Literal["milestones", "finish"], ...] = ()  # train.checkpoint.milestones, the last checkpoint
+    every_steps: Positive | None = None  # the first checkpoint after every so many steps
+    every_checkpoints: Positive | None = None  # every so many-th checkpoint
     where: Literal["cpu", "between"] = "cpu"  # between: on the free GPU, between two launches
-    timeout: PositiveSeconds = 3600.0
-    memory: PositiveSize | None = None  # of the worker; None: no limit of its own
-    batch: Positive = 8
-    threads: Positive = 1
+    timeout: PositiveSeconds = 3600.0  # then the worker is ended, and this evaluation is given up
+    memory: PositiveSize | None = None  # the worker's limit; None: it has none
+    batch: Positive = 8  # documents at once; half as many after it ran out of memory
+    threads: Positive = 1  # of the CPU
 
     @property
     def name(self) -> str:
@@ -46,33 +46,17 @@ class SuiteSchedule(Section):
         return bool(self.at or self.every_steps or self.every_checkpoints)
 
 
-class Floor(Section):
-    """What a metric must reach, whatever it is compared with."""
-
-    min: Number | None = None
-    max: Number | None = None
-
-    @model_validator(mode="after")
-    def _has_one_bound(self) -> Floor:
-        if self.min is None and self.max is None:
-            raise ValueError("needs min or max; write one")
-        return self
-
-    def holds(self, value: float) -> bool:
-        return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
-
-
 class Promote(Section):
-    """When a checkpoint takes the promoted one's place; what each metric is called, `TASK/METRIC`.
+    """Metrics are named TASK/METRIC; a margin is in the metric's unit.
 
-    A guard's number is its margin, in the metric's unit: by so much it may be worse. That of the primary is 0
-    unless it is among the guards.
+    The margin of a guard is by how much it may be worse. That of the primary is 0, unless it is a guard too.
+    A floor is the worst value that may be promoted: the least of a metric that is to be high, else the most.
     """
 
     primary: MetricName
     guards: dict[MetricName, Margin] = Field(default_factory=dict)
-    floors: dict[MetricName, Floor] = Field(default_factory=dict)
-    gate: Text | None = None  # a suite of which every case must pass
+    floors: dict[MetricName, Number] = Field(default_factory=dict)
+    gate: Name | None = None  # a suite of which every case must pass
     on_regression: Literal["event", "pause", "halt"] = "event"
 
     @property

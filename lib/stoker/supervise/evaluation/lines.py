@@ -21,6 +21,11 @@ class MetricValue:
     stderr: float | None
     higher_is_better: bool
 
+    def reaches(self, floor: float) -> bool:
+        if self.value is None:
+            return False
+        return self.value >= floor if self.higher_is_better else self.value <= floor
+
 
 @dataclass(frozen=True)
 class MetricVerdict:

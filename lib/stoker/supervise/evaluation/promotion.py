@@ -76,9 +76,9 @@ def regressed(policy: Promote | None, lines: Iterable[EvaluationLine], promoted:
 def _unmet(policy: Promote, holders: Holders) -> Iterator[str]:
     """Yields the floors and the gate that a checkpoint does not reach."""
     for metric, floor in policy.floors.items():
-        for value in (line.metrics[metric].value for line in holders[metric]):
-            if value is None or not floor.holds(value):
-                yield f"{metric} is {value}, beyond its floor"
+        for found in (line.metrics[metric] for line in holders[metric]):
+            if not found.reaches(floor):
+                yield f"{metric} is {found.value}, worse than its floor {floor:g}"
     for passed, of in (line.passed or (0, 0) for line in holders.get(policy.gate or "", ())):
         if not 0 < of == passed:
             yield f"{passed} of {of} cases of the gate {policy.gate} passed"
