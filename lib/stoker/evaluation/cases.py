@@ -1,6 +1,6 @@
-"""Prompt cases: lines {"id", "category", "prompt", "checks"}; a case passes when its answer passes all checks.
+"""Prompt cases: lines {"id", "category", "prompt", "checks"}; an answer passes a case with all its checks.
 
-The tasks of etc/suites name these functions. A file of documents, lines {"text"}, is read by the same one.
+The tasks of etc/suites name these functions. Documents, lines {"text"}, are read by the same one.
 """
 
 from __future__ import annotations
@@ -47,14 +47,10 @@ CHECKS: dict[str, tuple[type, Callable[[str, Any], bool]]] = {
 }
 
 
-def passes(checks: Mapping[str, Any], answer: str) -> bool:
-    """Returns whether an answer passes each check of a case."""
-    return all(CHECKS[name][1](answer, limit) for name, limit in checks.items())
-
-
 def process_results(case: Mapping[str, Any], answers: list[str]) -> dict[str, int]:
     """Returns the metric of a case: 1 where its answer passes, else 0 (`process_results` of a task)."""
-    return {"passed": int(passes(parse_json(case["checks"].encode()), answers[0]))}
+    checks = parse_json(case["checks"].encode())
+    return {"passed": int(all(CHECKS[name][1](answers[0], limit) for name, limit in checks.items()))}
 
 
 def load(file: str, **_: object) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +19,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import set_seed
 
-from stoker.evaluation.samples import Row, Values, lacks_value, values_of
+from stoker.evaluation.samples import Rows, by_metric
 from stoker.evaluation.suite import Suite
 from stoker.store.errors import DataError
 
@@ -28,7 +27,6 @@ from stoker.store.errors import DataError
 CPU_LOGITS_BYTES = 256 << 20
 ANSWER_CHARS = 2000  # of an answer that is kept
 FAILED_IDS = 20
-Heard = Callable[[int], None]
 OF_LOADING = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, yaml.YAMLError)
 
 
@@ -41,11 +39,9 @@ class ExportLM(HFLM):  # type: ignore[misc]
         The longest come first: the harness sorts by length within a batch alone.
         """
         order = sorted(range(len(requests)), key=lambda place: -len(requests[place].args[0]))
-        self.add_bos_token, before = False, self.add_bos_token
-        try:
-            found = super().loglikelihood_rolling([requests[place] for place in order], disable_tqdm)
-        finally:
-            self.add_bos_token = before
+        usual, self.add_bos_token = self.add_bos_token, False
+        found = super().loglikelihood_rolling([requests[place] for place in order], disable_tqdm)
+        self.add_bos_token = usual
         return [value for _, value in sorted(zip(order, found, strict=True))]
 
 
@@ -59,36 +55,37 @@ def load_tasks(suite: Suite) -> dict[str, Any]:
         if suite.include is not None:
             os.chdir(suite.include)
         manager = TaskManager(include_path=suite.include, include_defaults=False)
-        if set(suite.tasks) - set(manager.all_tasks):  # else the thousands of the harness's are not read
+        if not set(suite.tasks) <= set(manager.all_tasks):  # else the thousands of the harness's are not read
             manager = TaskManager(include_path=suite.include)
-        for number, name in enumerate(suite.tasks):
-            if name not in manager.all_tasks:
-                raise suite.unknown_task(number, manager.all_tasks)
+        suite.insist_on_tasks(manager.all_tasks)
         tasks: dict[str, Any] = manager.load(list(suite.tasks))["tasks"]
     except OF_LOADING as error:
         why = f"its tasks cannot be loaded: {error}; correct their files, or bring their data to this machine"
-        raise DataError(f"suite {suite.name}: {why}") from error
+        raise DataError(f"the suite cannot be run: {why}") from error
     return tasks
 
 
 def evaluate(
-    directory: Path, suite: Suite, tasks: Mapping[str, Any], device: str, batch: int, heard: Heard
-) -> tuple[dict[str, Any], list[Row]]:
-    """Returns what a line of the record says of the scores of a directory's model, and the samples.
+    model: Path, suite: Suite, device: str, batch: int, heard: Callable[[int], None]
+) -> tuple[dict[str, Any], Rows]:
+    """Returns what a line of the record says of the scores of a model's directory, and the samples.
 
     `heard` is called with the tokens so far, after each pass.
     """
-    lm = ExportLM(str(directory), device=device, dtype="float32", batch_size=batch)
+    lm, tasks, drawing = (
+        ExportLM(str(model), device=device, batch_size=batch),
+        load_tasks(suite),
+        suite.decoding,
+    )
     if device == "cpu":
-        logits = 8 * lm.max_length * lm.model.config.vocab_size
-        lm.batch_size_per_gpu = max(1, min(batch, CPU_LOGITS_BYTES // logits))
+        logits_bytes = 8 * lm.max_length * lm.model.config.vocab_size
+        lm.batch_size_per_gpu = max(1, min(batch, CPU_LOGITS_BYTES // logits_bytes))
+    drawn = {"temperature": drawing.temperature, "do_sample": drawing.temperature > 0}
+    drawn["max_gen_toks"] = min(drawing.max_tokens, lm.max_length // 2)  # else no prompt fits a short context
     for task in tasks.values():
         task.set_config("num_fewshot", suite.shots)
         task.set_fewshot_seed(suite.seed)
         if task.OUTPUT_TYPE == "generate_until":
-            drawn = {"temperature": suite.decoding.temperature, "do_sample": suite.decoding.temperature > 0}
-            # Half of a short context is left to the prompt.
-            drawn["max_gen_toks"] = min(suite.decoding.max_tokens, lm.max_length // 2)
             task.set_config("generation_kwargs", drawn, update=True)
     tokens, is_finite = 0, True
 
@@ -104,74 +101,51 @@ def evaluate(
     # Not simple_evaluate: it starts git and a survey of the machine, whose answers are not wanted.
     found = run_tasks(lm, {"tasks": tasks}, limit=suite.limit, bootstrap_iters=0)
     rows = [row for task, samples in found["samples"].items() for row in _rows(task, samples)]
-    is_valid = is_finite and not any(map(lacks_value, rows))
+    is_finite = is_finite and all(row["value"] is not None for row in rows)
     return {
-        "metrics": dict(_metrics(found, values_of(rows))),
+        "metrics": {name: _metric(name, valid, found) for name, valid in by_metric(rows).items()},
         "gate": _gate(rows),
-        "invalid": None if is_valid else "a log-likelihood or a logit of the model is no number",
+        "invalid": None if is_finite else "a log-likelihood or a logit of the model is no number",
         "tokens": tokens,
     }, rows
 
 
-def _rows(task: str, samples: list[dict[str, Any]]) -> Iterator[Row]:
-    """Yields a row for each document, of the first filter of a task; equal documents are numbered."""
-    seen: Counter[str] = Counter()
+def _rows(task: str, samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields a row for each document and metric, of the first filter of a task."""
     for sample in samples:
-        if sample["filter"] != samples[0]["filter"]:
-            continue
-        seen[sample["doc_hash"]] += 1
-        pairs = {name: _pair(sample[name]) for name in sample["metrics"]}
-        row: dict[str, Any] = {
-            "task": task,
-            "doc": f"{sample['doc_hash']}-{seen[sample['doc_hash']]}",
-            "values": {name: pair for name, pair in pairs.items() if pair is not None},
-        }
+        about = {"doc": sample["doc_hash"]}
         if "checks" in sample["doc"]:
-            row |= {"id": sample["doc"]["id"], "answer": sample["filtered_resps"][0][:ANSWER_CHARS]}
-        yield row
+            about |= {"id": sample["doc"]["id"], "answer": sample["filtered_resps"][0][:ANSWER_CHARS]}
+        for name in sample["metrics"] if sample["filter"] == samples[0]["filter"] else ():
+            value, weight = _bits(*sample[name]) if isinstance(sample[name], tuple) else (sample[name], 1)
+            if isinstance(value, (int, float)):
+                value = value if math.isfinite(value) else None
+                yield {"metric": f"{task}/{name}", "value": value, "weight": weight, **about}
 
 
-def _pair(value: Any) -> tuple[float | None, float] | None:
-    """Returns the value of a document and its weight; a log-likelihood with a length becomes bits."""
-    match value:
-        case int() | float():
-            return value if math.isfinite(value) else None, 1.0
-        case (float() as nats, int() as length):
-            return -nats / math.log(2) if math.isfinite(nats) else None, length
-    return None
+def _bits(nats: float, length: int) -> tuple[float, int]:
+    return -nats / math.log(2), length
 
 
-def _metrics(found: Mapping[str, Any], values: Values) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each metric that has a value for each document, as the harness aggregates it."""
-    for name, pairs in values.items():
-        task, _, metric = name.rpartition("/")
-        value = next(each for key, each in found["results"][task].items() if key.startswith(f"{metric},"))
-        yield (
-            name,
-            {
-                "value": value if math.isfinite(value) else None,
-                "n": len(pairs),
-                "stderr": _stderr(value, list(pairs.values())),
-                "higher_is_better": found["higher_is_better"][task][metric],
-            },
-        )
+def _metric(name: str, rows: Rows, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a metric as the harness aggregates it, with its standard error.
 
-
-def _stderr(ratio: float, pairs: list[tuple[float, float]]) -> float | None:
-    """Returns the standard error of the sum of values over the sum of weights, by its linearization.
-
-    Cochran, Sampling Techniques, 3rd edition, 6.4; of weights 1 it is that of a mean. None where the harness
-    aggregates otherwise, such as a perplexity.
+    That of the sum of values over the sum of weights is by its linearization (Cochran, Sampling Techniques,
+    3rd edition, 6.4); with weights 1 it is that of a mean. None where the harness aggregates otherwise.
     """
-    size = fmean(weight for _, weight in pairs) if len(pairs) > 1 else 0.0
-    if not size or not math.isclose(ratio, fmean(value for value, _ in pairs) / size, rel_tol=1e-6):
-        return None
-    squares = sum((value - ratio * weight) ** 2 for value, weight in pairs)
-    return math.sqrt(squares / (len(pairs) - 1) / len(pairs)) / size
+    task, _, metric = name.rpartition("/")
+    value = next(each for key, each in found["results"][task].items() if key.startswith(f"{metric},"))
+    n, stderr, size = len(rows), None, fmean([row["weight"] for row in rows] or [0])
+    if n > 1 and math.isclose(value * size, fmean(row["value"] for row in rows), rel_tol=1e-6):
+        squares = sum((row["value"] - value * row["weight"]) ** 2 for row in rows)
+        stderr = math.sqrt(squares / (n - 1) / n) / size
+    is_higher = found["higher_is_better"][task][metric]
+    value = value if math.isfinite(value) else None
+    return {"value": value, "n": n, "stderr": stderr, "higher_is_better": is_higher}
 
 
-def _gate(rows: list[Row]) -> dict[str, Any] | None:
-    cases = {row["id"]: row["values"]["passed"][0] for row in rows if "id" in row}
+def _gate(rows: Rows) -> dict[str, Any] | None:
+    cases = {row["id"]: row["value"] for row in rows if "id" in row}
     failed = sorted(case for case, passed in cases.items() if not passed)
     told = {"passed": len(cases) - len(failed), "of": len(cases), "failed": failed[:FAILED_IDS]}
     return told if cases else None

@@ -9,24 +9,21 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoints.format import BODY, read_body
 from stoker.checkpoints.retention import reading
-from stoker.cli.transformers_model import bytes_of, write_model
-from stoker.evaluation.samples import Row, Values, read_samples, values_of, write_samples
-from stoker.evaluation.suite import digest_of, read_suite
+from stoker.evaluation.samples import Rows, by_metric, read_samples, write_samples
 from stoker.kit.lock import hold_directory
 from stoker.kit.workers.child import Report, give_way, paced, run_worker
 from stoker.store.direct import hash_file, insist_on_room
-from stoker.store.errors import DataError, LockHeld, NoMemory
-from stoker.store.files import TEMPORARY, make_dir, remove_tree, temporary_beside
+from stoker.store.errors import DataError
+from stoker.store.files import make_dir, remove_tree
 
-PLACE = "evaluation"  # of the directories in the scratch directory
 PACKAGES = ("lm_eval", "transformers", "torch")
 
 
@@ -35,35 +32,21 @@ class CheckpointGone(DataError):
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
-    with _place(Path(task["scratch"])) as place:
-        _confine(task, place)
-        from stoker.training.steps.failures import is_out_of_memory, words_of
-
+    place = Path(task["scratch"]) / "evaluation"
+    make_dir(place)
+    with hold_directory(place, f"another evaluation writes to {place}; wait for it, or name another scratch"):
         try:
-            return {"evaluated": _evaluated(task, place, report)}
+            for left in place.iterdir():  # by a worker that was killed
+                remove_tree(left)
+            _confine(task, place)
+            from stoker.training.steps.memory import not_repeated  # with torch
+
+            with not_repeated(f"an evaluation with a batch of {task['batch']}"):
+                return {"evaluated": _evaluated(task, place, report)}
         except DataError as error:
             return {"refused": str(error)}
-        except Exception as problem:
-            if not is_out_of_memory(problem):
-                raise
-            why = f"memory ran out at a batch of {task['batch']}: {words_of(problem)}; make it smaller"
-            raise NoMemory(why) from problem
-
-
-@contextmanager
-def _place(scratch: Path) -> Iterator[Path]:
-    """Yields a directory of this worker's own, removed at the end; removes those that killed ones left."""
-    make_dir(scratch)
-    for left in scratch.glob(f"{TEMPORARY}{PLACE}-*"):
-        with suppress(LockHeld, FileNotFoundError), hold_directory(left, "at work"):
-            remove_tree(left)
-    place = temporary_beside(scratch / PLACE)
-    make_dir(place)
-    try:
-        with hold_directory(place, "at work"):
-            yield place
-    finally:
-        remove_tree(place)
+        finally:
+            remove_tree(place)
 
 
 def _confine(task: Mapping[str, Any], place: Path) -> None:
@@ -71,11 +54,9 @@ def _confine(task: Mapping[str, Any], place: Path) -> None:
 
     They are imported afterwards: each reads its environment once.
     """
-    os.environ |= {
-        **dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE"), "1"),
-        **{f"HF_{name}_CACHE": str(place / "cache") for name in ("DATASETS", "MODULES")},
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE"), "1")
+    os.environ |= dict.fromkeys(("HF_DATASETS_CACHE", "HF_MODULES_CACHE"), str(place / "cache"))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if task["device"] == "cpu":
         give_way()
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -93,54 +74,51 @@ def _evaluated(task: Mapping[str, Any], place: Path, report: Report) -> list[dic
     if baseline is None:
         return lines
     if baseline["suite_digest"] == line["suite_digest"]:
-        with suppress(OSError, EOFError, ValueError, LookupError):  # gone or damaged
-            theirs = values_of(read_samples(Path(task["samples"]) / baseline["samples"]))
+        with suppress(OSError, EOFError, ValueError):  # gone or damaged
+            theirs = read_samples(Path(task["samples"]) / baseline["samples"])
     if theirs is None and baseline["checkpoint"] is not None:
         with suppress(CheckpointGone):
             other, their_rows = _evaluate(task, baseline, place, report)
             lines.insert(0, other)
-            theirs = values_of(their_rows) if other["suite_digest"] == line["suite_digest"] else None
+            theirs = their_rows if other["suite_digest"] == line["suite_digest"] else None
     if theirs is not None:
         report("progress", doing="compare", done=0, of=0)
-        verdicts = _verdicts(task["margins"], values_of(rows), theirs, line["metrics"])
+        verdicts = _verdicts(task["margins"], rows, theirs, line["metrics"])
         line["against"] = {"digest": baseline["digest"], "verdicts": verdicts}
     return lines
 
 
 def _evaluate(
     task: Mapping[str, Any], subject: Mapping[str, Any], place: Path, report: Report
-) -> tuple[dict[str, Any], list[Row]]:
-    """Returns the line of a checkpoint, whose samples are written, and these samples."""
+) -> tuple[dict[str, Any], Rows]:
+    """Returns the line of a checkpoint, and the samples, which are written."""
     from stoker.evaluation import harness
+    from stoker.evaluation.suite import digest_of, read_suite
 
     began, digest, model = time.monotonic(), subject["digest"], place / "model"
     report("progress", doing="export", done=0, of=0)
     tokenizer = _export(Path(subject["checkpoint"]), digest, model)
     report("progress", doing="load", done=0, of=0)
-    suite = read_suite(Path(task["suite"]))
+    file = Path(task["suite"])
+    suite = read_suite(file)
     before = digest_of(suite, tokenizer, ())
     heard = paced(lambda tokens: report("progress", doing="evaluate", done=tokens, of=0))
-    tasks = harness.load_tasks(suite)
-    scores, rows = harness.evaluate(model, suite, tasks, task["device"], task["batch"], heard)
+    scores, rows = harness.evaluate(model, suite, task["device"], task["batch"], heard)
     remove_tree(model)
     if digest_of(suite, tokenizer, ()) != before:
-        raise DataError(f"the suite {suite.name} was changed while it ran; evaluate again")
+        raise DataError(f"the suite {file.stem} was changed while it ran; evaluate again")
     suite_digest = digest_of(suite, tokenizer, [row["doc"] for row in rows])
-    file = Path(task["samples"]) / f"{digest[:16]}-{suite.name}-{suite_digest[:16]}.jsonl.gz"
-    return {
-        "checkpoint_digest": digest,
-        "suite": suite.name,
-        "suite_digest": suite_digest,
-        "against": None,
-        **scores,
-        **write_samples(file, rows, task["samples_bytes"]),
-        "seconds": round(time.monotonic() - began, 3),
-        "versions": {name: version(name) for name in PACKAGES},
-    }, rows
+    samples = Path(task["samples"]) / f"{digest[:16]}-{file.stem}-{suite_digest[:16]}.jsonl.gz"
+    line = {"checkpoint_digest": digest, "suite": file.stem, "suite_digest": suite_digest, "against": None}
+    line |= {**scores, **write_samples(samples, rows, task["samples_bytes"])}
+    line |= {"seconds": time.monotonic() - began, "versions": {name: version(name) for name in PACKAGES}}
+    return line, rows
 
 
 def _export(checkpoint: Path, digest: str, model: Path) -> str:
     """Writes the model as `stoker checkpoint export` does; returns the sha256 of its tokenizer.json."""
+    from stoker.cli.transformers_model import bytes_of, write_model
+
     try:
         with reading(checkpoint):
             if hash_file(checkpoint / BODY).sha256 != digest:
@@ -155,24 +133,20 @@ def _export(checkpoint: Path, digest: str, model: Path) -> str:
 
 
 def _verdicts(
-    margins: Mapping[str, float] | None, ours: Values, theirs: Values, metrics: Mapping[str, Any]
+    margins: Mapping[str, float] | None, ours: Rows, theirs: Rows, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the verdict on each metric that has a margin, without margins on all, with those of 0.
+    """Returns the verdict on each metric that has a margin; without any margins on all, with 0.
 
-    There is none on a metric whose samples are of different documents.
+    There is none where the two are not of the same documents.
     """
     from stoker.evaluation.compare import Sample, compare
 
-    verdicts = {}
-    for name in ours.keys() & theirs.keys() & (margins or ours).keys():
-        pairs = [
-            [Sample(doc, value, weight) for doc, (value, weight) in sorted(each[name].items())]
-            for each in (ours, theirs)
-        ]
-        is_ratio = any(sample.weight != 1 for sample in pairs[0])
-        margin, is_higher = (margins or {}).get(name, 0.0), metrics[name]["higher_is_better"]
+    verdicts, sides = {}, (by_metric(ours), by_metric(theirs))
+    for name in sides[0].keys() & sides[1].keys() & (sides[0] if margins is None else margins).keys():
+        pairs = [[Sample(row["doc"], row["value"], row["weight"]) for row in side[name]] for side in sides]
+        how = {"margin": (margins or {}).get(name, 0.0), "ratio": any(one.weight != 1 for one in pairs[0])}
         with suppress(ValueError):
-            found = compare(*pairs, margin=margin, higher_is_better=is_higher, ratio=is_ratio)
+            found = compare(*pairs, higher_is_better=metrics[name]["higher_is_better"], **how)
             verdicts[name] = vars(found)
     return verdicts
 

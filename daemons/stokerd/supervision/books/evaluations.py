@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from stokerd.supervision.run import Run
 
 KEEP_SAMPLES = 50  # the newest files; besides them those of the promoted checkpoint
-PROMOTED = "promoted"
 
 
 class EvaluationBooks:
@@ -90,7 +89,7 @@ class EvaluationBooks:
         """
         run, last = (
             self._run,
-            next((one for one in reversed(self._all) if one[0].promotion == PROMOTED), None),
+            next((one for one in reversed(self._all) if one[0].promotion == "promoted"), None),
         )
         before, _ = run.promoted()
         if last is None or last[1] == (before or {}).get("line") or last[0] not in self.lines:
@@ -99,7 +98,7 @@ class EvaluationBooks:
         body = {"v": 1, "step": one.step, "timeline": one.timeline, "checkpoint": name, "line": line}
         write_record(run.layout.promoted, {**body, "digest": one.checkpoint_digest})
         run.keep_milestones()
-        run.events.record(PROMOTED, step=one.step, checkpoint=name, before=before and before["step"])
+        run.events.record("checkpoint_promoted", step=one.step, checkpoint=name, before=before and before["step"])
 
     def shown(self) -> dict[str, Any]:
         """Returns what status and metrics show: of each suite the newest results."""

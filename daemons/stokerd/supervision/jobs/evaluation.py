@@ -157,7 +157,7 @@ def _note(run: Run, of: Checkpoint, found: Mapping[str, Any]) -> None:
         return
     PROGRESS.of(run).due_at = None
     promotion, seconds = body["promotion"]["verdict"], round(found["seconds"])
-    run.events.record("evaluated", **about, seconds=seconds, promotion=promotion)
+    run.events.record("checkpoint_evaluated", **about, seconds=seconds, promotion=promotion)
     if worse and before is not None:
         run.events.record("evaluation_regressed", **about, metrics=worse, than=before["step"])
 
