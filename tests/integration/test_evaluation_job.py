@@ -37,7 +37,7 @@ if any("train_supervisor" in word for word in sys.orig_argv):
             return of(books, *words)
         setattr(EvaluationBooks, name, instead)
     dies("before", "append", lambda books: True)
-    dies("between", "_carry_out", lambda books: any(one.promotion == "promoted" for one, _ in books._all))
+    dies("between", "_carry_out", lambda books: books._promoting is not None)
     dies("after", "shown", lambda books: books._run.layout.promoted.exists())
 """
 Make = Callable[..., TrainPipeline]

@@ -61,6 +61,7 @@ class Timings:
         self.hook = metrics.histogram(
             "train_hook_seconds", "Seconds of a command of train.on_checkpoint.", SAVE_BUCKETS
         )
+        self.evaluation = metrics.histogram("eval_seconds", "Seconds of an evaluation.", SAVE_BUCKETS)
         self.proof = metrics.histogram(
             "checkpoint_proof_seconds", "Seconds of a checkpoint's proof.", SAVE_BUCKETS
         )
@@ -143,14 +144,13 @@ class Run:
 
     def keep_milestones(self) -> None:
         """Makes retention keep where the decays of the recorded launches begin, and what is promoted."""
-        record, digest = self.promoted()
-        promoted = {int(record["step"])} if record is not None and digest is not None else set()
+        promoted = {int(record["step"])} if (record := self.promoted()) else set()
         self.checkpoints.keep_also(milestones(read_launches(self.layout.launches)[0]) | promoted)
 
-    def promoted(self) -> tuple[Mapping[str, Any] | None, str | None]:
-        """Returns promoted.json, and the digest of its checkpoint unless a rollback went back past it."""
+    def promoted(self) -> Mapping[str, Any] | None:
+        """Returns promoted.json; None without one, and where a rollback went back past its checkpoint."""
         record = read_or_set_aside(self.layout.promoted, self.pipeline.layout.quarantine)
-        return record, in_force(record, self.accounts.history())
+        return record if record and in_force(record, self.accounts.history()) else None
 
     def prune_and_keep(self) -> None:
         """Removes superfluous checkpoints, which makes room, and brings consumed.json up to date."""

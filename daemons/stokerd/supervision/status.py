@@ -124,7 +124,6 @@ FIGURES = (
         "figures.saves_refused",
     ),
     Figure("eval_step", "Step of the checkpoint evaluated last.", "evaluations.step.*", {"suite": ()}),
-    Figure("eval_seconds", "Seconds of the last evaluation.", "evaluations.seconds.*", {"suite": ()}),
     Figure(
         "eval_value",
         "What the last evaluation measured.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.retention import counts
-from stoker.store.files import unlink_durably
-from stoker.store.log import ChainedLog, read_log
+from stoker.store.files import canonical_json, unlink_durably
+from stoker.store.log import ChainedLog, read_entries
 from stoker.store.record import utc_now, write_record
 from stoker.supervise.evaluation.lines import EvaluationLine, parse_line
 from stoker.supervise.evaluation.promotion import decide_promotion, regressed
@@ -22,37 +23,55 @@ KEEP_SAMPLES = 50  # the newest files; besides them those of the promoted checkp
 
 
 class EvaluationBooks:
-    """What a run's evaluations found, oldest first. The log decides; promoted.json follows it."""
+    """`lines` are the evaluations that count in the run's history; read anew after a rollback.
+
+    The log decides; promoted.json follows it.
+    """
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        log = read_log(run.layout.evaluations_log)
-        if log.damage:
-            run.events.record("record_damaged", message=log.damage[0])
-        self._all = [(parse_line(body), line) for body, line in zip(log.entries, log.hashes, strict=True)]
+        self._run, self.lines = run, list[EvaluationLine]()
+        self._promoting: tuple[EvaluationLine, str] | None = None  # the last of all, and its line's hash
+        entries, damage = read_entries(run.layout.evaluations_log, _with_hash, "evaluation")
+        if damage:
+            run.events.record("record_damaged", message=damage[0])
+        for entry in entries:
+            self._add(*entry)
         self._carry_out()
 
-    @property
-    def lines(self) -> list[EvaluationLine]:
-        """Those that count: of checkpoints on the run's history."""
-        history = self._run.accounts.history()
-        return [one for one, _ in self._all if counts(one.timeline, one.step, history)]
+    def _add(self, line: EvaluationLine, hash_: str) -> None:
+        if counts(line.timeline, line.step, self._run.accounts.history()):
+            self.lines.append(line)
+        if line.promotion == "promoted":
+            self._promoting = line, hash_
+
+    def _carry_out(self) -> None:
+        """Writes promoted.json by the last line that promotes, unless it is written; a kill may come before.
+
+        Where a rollback went back past that line, none before it promotes again: its checkpoint may be gone.
+        """
+        run, before = self._run, self._run.promoted() or {}
+        if self._promoting is None or self._promoting[0] not in self.lines:
+            return
+        line, hash_ = self._promoting
+        if before.get("line") != hash_:
+            found = {"step": line.step, "checkpoint": checkpoint_name(line.step)}
+            of = {"timeline": line.timeline, "digest": line.checkpoint_digest, "line": hash_}
+            write_record(run.layout.promoted, {"v": 1, **found, **of})
+            run.keep_milestones()
+            run.events.record("checkpoint_promoted", **found, before=before.get("step"))
 
     def done(self) -> dict[str, set[int]]:
-        """Returns the steps by suite that have ended, failed or not."""
-        found: dict[str, set[int]] = {}
-        for one in self.lines:
-            found.setdefault(one.suite, set()).add(one.step)
-        return found
+        """Returns the steps by suite whose evaluations have ended, failed or not."""
+        suites = {line.suite for line in self.lines}
+        return {suite: {line.step for line in self.lines if line.suite == suite} for suite in suites}
 
     def baseline(self, suite: str) -> dict[str, Any] | None:
-        """Returns the promoted checkpoint for a worker, with what is known of it by a suite."""
-        run, (record, digest) = self._run, self._run.promoted()
-        if record is None or digest is None:
+        """Returns the promoted checkpoint for a worker, with what a suite found of it."""
+        if (promoted := self._run.promoted()) is None:
             return None
-        known = [one for one in self.lines if (one.checkpoint_digest, one.suite) == (digest, suite)]
-        last = next((one for one in reversed(known) if one.invalid is None), None)
-        there = run.checkpoints.get(record["checkpoint"])
+        digest, there = promoted["digest"], self._run.checkpoints.get(promoted["checkpoint"])
+        known = [line for line in self.lines if line.checkpoint_digest == digest and line.suite == suite]
+        last = next((line for line in reversed(known) if line.invalid is None), None)
         return {
             "checkpoint": str(there.path) if there is not None and there.digest == digest else None,
             "digest": digest,
@@ -62,51 +81,34 @@ class EvaluationBooks:
 
     def judge(self, of: Checkpoint, found: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Returns the line of what a worker found, with what it decides; and the metrics that got worse."""
-        policy, (_, promoted) = self._run.pipeline.promote, self._run.promoted()
-        at = {"step": of.step, "timeline": int(of.body["timeline"])}
-        body = {"v": 1, "time": utc_now(), **at, **found}
+        policy, promoted = self._run.pipeline.promote, (self._run.promoted() or {}).get("digest")
+        body = {"v": 1, "time": utc_now(), "step": of.step, "timeline": int(of.body["timeline"]), **found}
         line = parse_line(body)
-        promotion = decide_promotion(policy, [*self.lines, line], of.digest, promoted)
-        body["promotion"] = {"verdict": promotion.verdict, "why": list(promotion.why)}
-        return body, regressed(policy, [line], promoted)
+        decided = decide_promotion(policy, [*self.lines, line], of.digest, promoted)
+        promotion = {"verdict": decided.verdict, "why": list(decided.why)}
+        return {**body, "promotion": promotion}, regressed(policy, [line], promoted)
 
     def append(self, body: Mapping[str, Any]) -> None:
         """Appends a line durably, carries out what it decides, and removes old samples."""
         with contextlib.closing(ChainedLog(self._run.layout.evaluations_log)) as log:
-            self._all.append((parse_line(body), log.append(body)))
+            self._add(parse_line(body), log.append(body))
         self._carry_out()
-        _, promoted = self._run.promoted()
-        for one, _ in self._all[:-KEEP_SAMPLES]:
-            path = self._run.layout.evaluations / one.samples
-            if one.samples and one.checkpoint_digest != promoted and path.exists():
+        promoted = (self._run.promoted() or {}).get("digest")
+        for line in self.lines[:-KEEP_SAMPLES]:
+            path = self._run.layout.evaluations / line.samples
+            if line.checkpoint_digest != promoted and path.is_file():
                 unlink_durably(path)
-
-    def _carry_out(self) -> None:
-        """Writes promoted.json by the last line that promotes, unless that is done; a kill may come before.
-
-        A line that a rollback went back past promotes nothing any more, nor does one before it: what that
-        promoted may be pruned by now.
-        """
-        run, last = (
-            self._run,
-            next((one for one in reversed(self._all) if one[0].promotion == "promoted"), None),
-        )
-        before, _ = run.promoted()
-        if last is None or last[1] == (before or {}).get("line") or last[0] not in self.lines:
-            return
-        (one, line), name = last, checkpoint_name(last[0].step)
-        body = {"v": 1, "step": one.step, "timeline": one.timeline, "checkpoint": name, "line": line}
-        write_record(run.layout.promoted, {**body, "digest": one.checkpoint_digest})
-        run.keep_milestones()
-        run.events.record("checkpoint_promoted", step=one.step, checkpoint=name, before=before and before["step"])
 
     def shown(self) -> dict[str, Any]:
         """Returns what status and metrics show: of each suite the newest results."""
-        last = {one.suite: one for one in self.lines if one.invalid is None}
-        record, digest = self._run.promoted()
+        last = {line.suite: line for line in self.lines if line.invalid is None}
         return {
-            "step": {suite: one.step for suite, one in last.items()},
-            "value": {s: {m: found.value for m, found in one.metrics.items()} for s, one in last.items()},
-            "verdict": {m: {shown.verdict: 1} for one in last.values() for m, shown in one.verdicts.items()},
-            "promoted_step": record["step"] if record is not None and digest is not None else None,
+            "step": {suite: line.step for suite, line in last.items()},
+            "value": {name: {m: one.value for m, one in line.metrics.items()} for name, line in last.items()},
+            "verdict": {m: {one.verdict: 1} for line in last.values() for m, one in line.verdicts.items()},
+            "promoted_step": (self._run.promoted() or {}).get("step"),
         }
+
+
+def _with_hash(body: Mapping[str, Any]) -> tuple[EvaluationLine, str]:
+    return parse_line(body), hashlib.sha256(canonical_json(body)).hexdigest()

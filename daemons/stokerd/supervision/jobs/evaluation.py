@@ -28,6 +28,7 @@ from stokerd.supervision.run import Run
 EVERY_S = 1.0  # between two looks for what is due
 SAMPLES_BYTES = 64 << 20  # of the samples of one evaluation
 POOL: Pool = "evaluation"
+KNOWN = EVERY_PHASE - {Phase.CLEANING, Phase.PROVING}  # of the history, which may change in these two
 FREE = (Phase.WAITING, Phase.FINISHED)  # no trainer has the GPU
 
 
@@ -115,8 +116,7 @@ def _on_done(run: Run, job: Job, result: Message) -> None:
     if "refused" in result:
         _failed(run, job, str(result["refused"]))
         return
-    record, _ = run.promoted()
-    baseline = run.checkpoints.get(str((record or {}).get("checkpoint")))
+    baseline = run.checkpoints.get((run.promoted() or {}).get("checkpoint", ""))
     known = {one.digest: one for one in (baseline, job.subject.checkpoint) if one is not None}
     for found in result["evaluated"]:
         if (of := known.get(found["checkpoint_digest"])) is not None:
@@ -149,13 +149,14 @@ def _note(run: Run, of: Checkpoint, found: Mapping[str, Any]) -> None:
     body, worse = books.judge(of, found)
     if worse:
         _hold(run, f"step {of.step} is worse than the promoted checkpoint in {', '.join(worse)}")
-    before, _ = run.promoted()
+    before = run.promoted()
     books.append(body)
     if found["invalid"]:
         run.counted.evaluation_failures += 1
         run.events.record("evaluation_failed", **about, message=found["invalid"])
         return
     PROGRESS.of(run).due_at = None
+    run.timings.evaluation.observe(found["seconds"])
     promotion, seconds = body["promotion"]["verdict"], round(found["seconds"])
     run.events.record("checkpoint_evaluated", **about, seconds=seconds, promotion=promotion)
     if worse and before is not None:
@@ -196,5 +197,5 @@ def shown(run: Run) -> dict[str, Any]:
     return {**BOOKS.of(run).shown(), "due_at": PROGRESS.of(run).due_at} if run.pipeline.evaluations else {}
 
 
-EVALUATION = _activity("evaluation", "cpu", EVERY_PHASE)
+EVALUATION = _activity("evaluation", "cpu", KNOWN)
 EVALUATION_BETWEEN = _activity("evaluation_between", "between", FREE)
