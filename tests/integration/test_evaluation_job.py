@@ -36,7 +36,7 @@ if any("train_supervisor" in word for word in sys.orig_argv):
                 os.kill(os.getpid(), signal.SIGKILL)
             return of(books, *words)
         setattr(EvaluationBooks, name, instead)
-    dies("before", "append", lambda books: True)
+    dies("before", "add", lambda books: True)
     dies("between", "_carry_out", lambda books: books._promoting is not None)
     dies("after", "shown", lambda books: books._run.layout.promoted.exists())
 """

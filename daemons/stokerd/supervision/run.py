@@ -144,13 +144,13 @@ class Run:
 
     def keep_milestones(self) -> None:
         """Makes retention keep where the decays of the recorded launches begin, and what is promoted."""
-        promoted = {int(record["step"])} if (record := self.promoted()) else set()
+        promoted = {record["step"]} if (record := self.promoted()) else set()
         self.checkpoints.keep_also(milestones(read_launches(self.layout.launches)[0]) | promoted)
 
-    def promoted(self) -> Mapping[str, Any] | None:
-        """Returns promoted.json; None without one, and where a rollback went back past its checkpoint."""
+    def promoted(self) -> Mapping[str, Any]:
+        """Returns promoted.json; {} without one, and where a rollback went back past its checkpoint."""
         record = read_or_set_aside(self.layout.promoted, self.pipeline.layout.quarantine)
-        return record if record and in_force(record, self.accounts.history()) else None
+        return record if record and in_force(record, self.accounts.history()) else {}
 
     def prune_and_keep(self) -> None:
         """Removes superfluous checkpoints, which makes room, and brings consumed.json up to date."""

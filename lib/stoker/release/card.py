@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stoker.checkpoints.format import BODY, PLAN_COPY, TIMELINES_COPY, CheckpointBody
+from stoker.checkpoints.retention import History
 from stoker.kit.terminal import harmless
 from stoker.plan.log import read_plan
 from stoker.plan.positions import Position, books
@@ -15,8 +17,8 @@ from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, UsageError, storage_errors
 from stoker.store.layout import RunLayout
-from stoker.store.log import read_log
 from stoker.store.record import read_record
+from stoker.supervise.evaluation.lines import newest, read_lines
 from stoker.supervise.run.early_stop import newest_evaluation, read_evaluations
 from stoker.supervise.run.record import parse_record
 
@@ -91,18 +93,16 @@ def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
         **_heldout(directory.resolve(), body, timelines),
         "tokenizer_sha256": body.files["tokenizer.json"].sha256,
         "checkpoint_sha256": digest,
-        "evaluations": _evaluations(directory.resolve(), digest),
+        "evaluations": _evaluations(directory.resolve(), ancestry(timelines, body.timeline), digest),
     }
 
 
-def _evaluations(directory: Path, digest: str) -> list[dict[str, Any]]:
-    """Returns what the checkpoint's evaluations found, the newest of each suite and its digest."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in read_log(RunLayout(directory.parent.parent).evaluations_log).entries:
-        if line["checkpoint_digest"] == digest and not line["invalid"]:
-            one = {name: line[name] for name in ("suite", "suite_digest", "metrics")}
-            found[line["suite"], line["suite_digest"]] = one
-    return [found[key] for key in sorted(found)]
+def _evaluations(directory: Path, history: History, digest: str) -> list[dict[str, Any]]:
+    """Returns what the checkpoint's evaluations found, the newest of each suite."""
+    lines, _ = read_lines(RunLayout(directory.parent.parent).evaluations_log, history)
+    names = ("suite", "suite_digest", "metrics")
+    found = [asdict(line) for line in newest(lines, digest).values() if line.invalid is None]
+    return [{name: line[name] for name in names} for line in found]
 
 
 def _data(directory: Path, body: CheckpointBody, timelines: Timelines) -> dict[str, int | None]:
@@ -140,11 +140,8 @@ def card_of(about: About, facts: Mapping[str, Any]) -> bytes:
         title=f"{_plain(facts['run'])}, step {facts['step']:,}",
         about=about.text,
         proven=facts["proven"],
-        evaluations=[
-            (_plain(each["suite"]), each["suite_digest"][:16], _plain(name), metric)
-            for each in facts.get("evaluations", ())
-            for name, metric in each["metrics"].items()
-        ],
+        evaluations=facts.get("evaluations", ()),
+        plain=_plain,
         rows=[(name, _plain(value)) for name, value in told.items() if value is not None],
         unknown=[name for name, value in told.items() if value is None],
     )

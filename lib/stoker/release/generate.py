@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,16 +29,7 @@ from stoker.cli.which_run import proven_checkpoint
 )
 @promoted_option
 @click.option("--seed", default=0, type=int, help="The same seed gives the same text.")
-def generate(  # noqa: PLR0917 - click passes an argument per option
-    checkpoint: Path,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    promoted: bool,
-    seed: int,
-) -> None:
+def generate(checkpoint: Path, prompt: str, tokens: int, promoted: bool, **sampling: Any) -> None:
     """Continue a text with the model of CHECKPOINT, which is proven whole first.
 
     CHECKPOINT is a step-... directory; a pipeline FILE, a run's directory or its checkpoints/ means the
@@ -50,10 +42,10 @@ def generate(  # noqa: PLR0917 - click passes an argument per option
     from stoker.release.bundled import continue_bundle
     from stoker.release.sampling import Sampling, TextModel
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    how = Sampling(**sampling)
     if is_bundled:
-        text = continue_bundle(directory, prompt, tokens, sampling)
+        text = continue_bundle(directory, prompt, tokens, how)
     else:
-        text = TextModel(directory).continue_text(prompt, tokens, sampling)
+        text = TextModel(directory).continue_text(prompt, tokens, how)
     sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.buffer.flush()

@@ -19,6 +19,7 @@ from stoker.supervise.mirror.inventory import Checkpoint
 if TYPE_CHECKING:
     from stokerd.supervision.run import Run
 
+NOTHING = {"suite_digest": "", "samples": ""}  # of a suite that the promoted checkpoint has no results of
 KEEP_SAMPLES = 50  # the newest files; besides them those of the promoted checkpoint
 
 
@@ -31,11 +32,11 @@ class EvaluationBooks:
     def __init__(self, run: Run) -> None:
         self._run, self.lines = run, list[EvaluationLine]()
         self._promoting: tuple[EvaluationLine, str] | None = None  # the last of all, and its line's hash
-        entries, damage = read_entries(run.layout.evaluations_log, _with_hash, "evaluation")
+        entries, damage = read_entries(run.layout.evaluations_log, _entry, "evaluation")
         if damage:
             run.events.record("record_damaged", message=damage[0])
-        for entry in entries:
-            self._add(*entry)
+        for line, hash_ in entries:
+            self._add(line, hash_)
         self._carry_out()
 
     def _add(self, line: EvaluationLine, hash_: str) -> None:
@@ -49,11 +50,9 @@ class EvaluationBooks:
 
         Where a rollback went back past that line, none before it promotes again: its checkpoint may be gone.
         """
-        run, before = self._run, self._run.promoted() or {}
-        if self._promoting is None or self._promoting[0] not in self.lines:
-            return
-        line, hash_ = self._promoting
-        if before.get("line") != hash_:
+        run, before = self._run, self._run.promoted()
+        line, hash_ = self._promoting or (None, "")
+        if line is not None and line in self.lines and before.get("line") != hash_:
             found = {"step": line.step, "checkpoint": checkpoint_name(line.step)}
             of = {"timeline": line.timeline, "digest": line.checkpoint_digest, "line": hash_}
             write_record(run.layout.promoted, {"v": 1, **found, **of})
@@ -67,37 +66,34 @@ class EvaluationBooks:
 
     def baseline(self, suite: str) -> dict[str, Any] | None:
         """Returns the promoted checkpoint for a worker, with what a suite found of it."""
-        if (promoted := self._run.promoted()) is None:
+        promoted = self._run.promoted()
+        if not promoted:
             return None
         digest, there = promoted["digest"], self._run.checkpoints.get(promoted["checkpoint"])
-        known = [line for line in self.lines if line.checkpoint_digest == digest and line.suite == suite]
-        last = next((line for line in reversed(known) if line.invalid is None), None)
-        return {
-            "checkpoint": str(there.path) if there is not None and there.digest == digest else None,
-            "digest": digest,
-            "suite_digest": last.suite_digest if last is not None else "",
-            "samples": last.samples if last is not None else "",
-        }
+        of = digest, suite, None
+        ours = [one for one in self.lines if (one.checkpoint_digest, one.suite, one.invalid) == of]
+        path = str(there.path) if there is not None and there.digest == digest else None
+        known = {"suite_digest": ours[-1].suite_digest, "samples": ours[-1].samples} if ours else NOTHING
+        return {"checkpoint": path, "digest": digest, **known}
 
-    def judge(self, of: Checkpoint, found: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Returns the line of what a worker found, with what it decides; and the metrics that got worse."""
-        policy, promoted = self._run.pipeline.promote, (self._run.promoted() or {}).get("digest")
+    def add(self, of: Checkpoint, found: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """Appends what a worker found, durably, and carries out what that decides.
+
+        Returns the verdict of the promotion, and the metrics that are worse than the promoted checkpoint's.
+        """
+        run, promoted = self._run, self._run.promoted().get("digest")
         body = {"v": 1, "time": utc_now(), "step": of.step, "timeline": int(of.body["timeline"]), **found}
-        line = parse_line(body)
+        line, policy = parse_line(body), run.pipeline.promote
         decided = decide_promotion(policy, [*self.lines, line], of.digest, promoted)
-        promotion = {"verdict": decided.verdict, "why": list(decided.why)}
-        return {**body, "promotion": promotion}, regressed(policy, [line], promoted)
-
-    def append(self, body: Mapping[str, Any]) -> None:
-        """Appends a line durably, carries out what it decides, and removes old samples."""
-        with contextlib.closing(ChainedLog(self._run.layout.evaluations_log)) as log:
+        body["promotion"] = {"verdict": decided.verdict, "why": list(decided.why)}
+        with contextlib.closing(ChainedLog(run.layout.evaluations_log)) as log:
             self._add(parse_line(body), log.append(body))
         self._carry_out()
-        promoted = (self._run.promoted() or {}).get("digest")
-        for line in self.lines[:-KEEP_SAMPLES]:
-            path = self._run.layout.evaluations / line.samples
-            if line.checkpoint_digest != promoted and path.is_file():
+        for old in self.lines[:-KEEP_SAMPLES]:
+            path = run.layout.evaluations / old.samples
+            if old.checkpoint_digest != run.promoted().get("digest") and path.is_file():
                 unlink_durably(path)
+        return decided.verdict, regressed(policy, [line], promoted)
 
     def shown(self) -> dict[str, Any]:
         """Returns what status and metrics show: of each suite the newest results."""
@@ -106,9 +102,10 @@ class EvaluationBooks:
             "step": {suite: line.step for suite, line in last.items()},
             "value": {name: {m: one.value for m, one in line.metrics.items()} for name, line in last.items()},
             "verdict": {m: {one.verdict: 1} for line in last.values() for m, one in line.verdicts.items()},
-            "promoted_step": (self._run.promoted() or {}).get("step"),
+            "promoted_step": self._run.promoted().get("step"),
         }
 
 
-def _with_hash(body: Mapping[str, Any]) -> tuple[EvaluationLine, str]:
+def _entry(body: Mapping[str, Any]) -> tuple[EvaluationLine, str]:
+    """Returns a line and its hash in the log."""
     return parse_line(body), hashlib.sha256(canonical_json(body)).hexdigest()

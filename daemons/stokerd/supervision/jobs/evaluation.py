@@ -14,7 +14,6 @@ from typing import Any, Literal
 from stoker.config.schema_evaluation import SuiteSchedule
 from stoker.kit.workers.parent import WorkerExit
 from stoker.store.errors import NoMemory, Transient
-from stoker.store.files import make_dir
 from stoker.supervise.actions import Job
 from stoker.supervise.evaluation.due import Course, due
 from stoker.supervise.mirror.inventory import Checkpoint
@@ -26,6 +25,7 @@ from stokerd.supervision.jobs.gpus import STATE
 from stokerd.supervision.run import Run
 
 EVERY_S = 1.0  # between two looks for what is due
+GONE = "the checkpoint was removed meanwhile; nothing is recorded"
 SAMPLES_BYTES = 64 << 20  # of the samples of one evaluation
 POOL: Pool = "evaluation"
 KNOWN = EVERY_PHASE - {Phase.CLEANING, Phase.PROVING}  # of the history, which may change in these two
@@ -36,6 +36,10 @@ FREE = (Phase.WAITING, Phase.FINISHED)  # no trainer has the GPU
 class Subject:
     entry: SuiteSchedule
     checkpoint: Checkpoint
+
+    @property
+    def key(self) -> str:
+        return f"{self.entry.name} {self.checkpoint.digest}"
 
 
 @dataclass
@@ -70,108 +74,78 @@ def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
 
 
 def _task(run: Run, job: Job) -> dict[str, Any]:
-    entry, checkpoint = job.subject.entry, job.subject.checkpoint
-    place, promote = run.layout.evaluations, run.pipeline.promote
-    make_dir(place)
+    entry, of, promote = job.subject.entry, job.subject.checkpoint, run.pipeline.promote
     has_gpu = entry.where == "between" and bool(STATE.of(run).cards.cards)
+    is_short = job.subject.key in PROGRESS.of(run).short
+    limits = {"threads": entry.threads, "memory_bytes": entry.memory, "timeout_s": entry.timeout}
     return {
-        "checkpoint": str(checkpoint.path),
-        "digest": checkpoint.digest,
-        "suite": str(entry.suite),
-        "scratch": str(place),
-        "samples": str(place),
+        **{"checkpoint": str(of.path), "digest": of.digest, "suite": str(entry.suite)},
+        **dict.fromkeys(("scratch", "samples"), str(run.layout.evaluations)),
+        **limits,
         "samples_bytes": SAMPLES_BYTES,
         "device": "cuda" if has_gpu else "cpu",
-        "batch": max(1, entry.batch // (2 if _key(job) in PROGRESS.of(run).short else 1)),
-        "threads": entry.threads,
-        "memory_bytes": entry.memory,
-        "timeout_s": entry.timeout,
+        "batch": max(1, entry.batch // 2) if is_short else entry.batch,
         "margins": promote.margins if promote is not None else {},
         "baseline": BOOKS.of(run).baseline(entry.name),
     }
 
 
-def _key(job: Job) -> str:
-    return f"{job.subject.entry.name} {job.subject.checkpoint.digest}"
-
-
-def _about(job: Job) -> dict[str, Any]:
-    return {"step": job.subject.checkpoint.step, "suite": job.subject.entry.name}
-
-
-def _is_gone(run: Run, job: Job) -> bool:
-    """Whether the checkpoint was pruned, quarantined or rolled back meanwhile; then nothing is recorded."""
-    checkpoint = job.subject.checkpoint
-    there = run.checkpoints.get(checkpoint.path.name)
-    if there is not None and there.digest == checkpoint.digest and checkpoint.path.exists():
-        return False
-    message = "the checkpoint was removed meanwhile; nothing is recorded"
-    run.events.record("evaluation_failed", level="info", **_about(job), message=message)
-    return True
-
-
 def _on_done(run: Run, job: Job, result: Message) -> None:
-    if _is_gone(run, job):
-        return
     if "refused" in result:
-        _failed(run, job, str(result["refused"]))
-        return
-    baseline = run.checkpoints.get((run.promoted() or {}).get("checkpoint", ""))
+        _failed(run, job, result["refused"])
+    baseline = run.checkpoints.get(run.promoted().get("checkpoint", ""))
     known = {one.digest: one for one in (baseline, job.subject.checkpoint) if one is not None}
-    for found in result["evaluated"]:
-        if (of := known.get(found["checkpoint_digest"])) is not None:
-            _note(run, of, found)
+    for found in result.get("evaluated", ()):
+        if found["checkpoint_digest"] in known:
+            _note(run, known[found["checkpoint_digest"]], found)
 
 
 def _on_end(run: Run, job: Job, end: WorkerExit) -> None:
     """Takes in an end without a result: one cut short is due again, one short of memory once more."""
     is_stopped = end.code == Transient.exit_code or (end.code is None and end.signal is None)
-    if run.context.stopping or is_stopped or _is_gone(run, job):
-        return
     # A kill may be that of the kernel, whose memory was short.
     is_short = end.code == NoMemory.exit_code or end.kind in ("over_memory", "killed")
-    if is_short and _key(job) not in PROGRESS.of(run).short:
-        PROGRESS.of(run).short.add(_key(job))
-    else:
+    if is_short and job.subject.key not in (short := PROGRESS.of(run).short):
+        short.add(job.subject.key)
+    elif not (is_stopped or run.context.stopping):
         _failed(run, job, end.reason(), end.wall_s)
 
 
 def _failed(run: Run, job: Job, reason: str, seconds: float = 0.0) -> None:
     """Records a failure, by which the evaluation has ended for this checkpoint."""
-    checkpoint, entry = job.subject.checkpoint, job.subject.entry
-    found = {"checkpoint_digest": checkpoint.digest, "suite": entry.name, "suite_digest": "", "metrics": {}}
-    _note(run, checkpoint, {**found, "invalid": reason, "seconds": seconds})
+    of, suite = job.subject.checkpoint, job.subject.entry.name
+    nothing = {"checkpoint_digest": of.digest, "suite": suite, "suite_digest": "", "metrics": {}}
+    _note(run, of, {**nothing, "invalid": reason, "seconds": seconds})
 
 
 def _note(run: Run, of: Checkpoint, found: Mapping[str, Any]) -> None:
-    """Records results, what they promote, and what got worse; a run that is held by that first."""
-    books, about = BOOKS.of(run), {"step": of.step, "suite": found["suite"]}
-    body, worse = books.judge(of, found)
-    if worse:
-        _hold(run, f"step {of.step} is worse than the promoted checkpoint in {', '.join(worse)}")
+    """Records results, and what follows from them; nothing of a checkpoint that is gone meanwhile."""
+    there, about = run.checkpoints.get(of.path.name), {"step": of.step, "suite": found["suite"]}
+    if there is None or there.digest != of.digest or not of.path.exists():
+        run.events.record("evaluation_failed", level="info", **about, message=GONE)
+        return
     before = run.promoted()
-    books.append(body)
+    promotion, worse = BOOKS.of(run).add(of, found)
+    run.timings.evaluation.observe(found["seconds"])
     if found["invalid"]:
         run.counted.evaluation_failures += 1
         run.events.record("evaluation_failed", **about, message=found["invalid"])
         return
     PROGRESS.of(run).due_at = None
-    run.timings.evaluation.observe(found["seconds"])
-    promotion, seconds = body["promotion"]["verdict"], round(found["seconds"])
-    run.events.record("checkpoint_evaluated", **about, seconds=seconds, promotion=promotion)
-    if worse and before is not None:
+    run.events.record("checkpoint_evaluated", **about, seconds=found["seconds"], promotion=promotion)
+    if worse:
         run.events.record("evaluation_regressed", **about, metrics=worse, than=before["step"])
+        _hold(run, f"step {of.step} is worse than the promoted step {before['step']}: {', '.join(worse)}")
 
 
 def _hold(run: Run, why: str) -> None:
     """Pauses or halts the run, as an operator would, where `promote.on_regression` says so."""
     policy, record = run.pipeline.promote, run.store.begun
-    if policy is None or record.is_over or record.held:
-        return
-    if policy.on_regression == "pause":
+    how = policy.on_regression if policy is not None and not (record.is_over or record.held) else "event"
+    if how == "pause":
         run.store.pause(f"promote.on_regression ({why})")
         run.events.record("run_paused", by="promote.on_regression", step=run.at.step)
-    elif policy.on_regression == "halt":
+    elif how == "halt":
         policies.halt(run, why)
 
 

@@ -10,21 +10,15 @@ from stoker.config.schema_evaluation import SuiteSchedule
 
 @dataclass(frozen=True)
 class Course:
-    """The steps of the checkpoints of the run's history.
+    """The steps of the checkpoints of a run's history.
 
-    `made` were proven, pruned ones too, in order; `here` can be read now. `is_over`: the run ends at the last.
+    `made` were proven, pruned ones too, in order; `here` are there. `is_over`: the run ends at the newest.
     """
 
     made: Sequence[int]
     here: Collection[int]
     milestones: Collection[int] = ()
     is_over: bool = False
-
-    def upto(self, step: int) -> Course:
-        """Returns the course as it was when the checkpoint of a step was the newest."""
-        here = [one for one in self.here if one <= step]
-        is_over = self.is_over and len(here) == len(self.here)
-        return replace(self, made=[one for one in self.made if one <= step], here=here, is_over=is_over)
 
 
 def due(
@@ -36,31 +30,30 @@ def due(
     which none would have if each took the newest as its turn comes.
     """
     begun = max((step for steps in done.values() for step in steps), default=0)
-    for seen in (course.upto(begun), course):
+    made, here = ([step for step in steps if step <= begun] for steps in (course.made, course.here))
+    for seen in (replace(course, made=made, here=here, is_over=False), course):
         for entry in entries:
-            if (step := _step(entry, seen, done.get(entry.name, ()), begun)) is not None:
-                yield entry, step
+            steps = done.get(entry.name, ())
+            wanted = {*_wanted(entry, seen, max(steps, default=0), begun)} & {*seen.here} - {*steps}
+            if wanted:
+                yield entry, max(wanted)
 
 
-def _step(entry: SuiteSchedule, course: Course, done: Collection[int], begun: int) -> int | None:
-    """Returns the newest step that an entry is due for."""
-    here, last = sorted(course.here), max(done, default=0)
-    if not here:
-        return None
-    wanted = set[int]()
+def _wanted(entry: SuiteSchedule, course: Course, last: int, begun: int) -> Iterator[int]:
+    """Yields the steps that an entry is due for, whose last evaluated step was `last`."""
+    here = sorted(course.here)
     if "milestones" in entry.at:
-        wanted.update(step for step in here if step in course.milestones)
+        yield from course.milestones
     if "finish" in entry.at and course.is_over:
-        wanted.add(here[-1])
-    if entry.every_steps:
-        mark = here[-1] // entry.every_steps * entry.every_steps
-        wanted.update([step for step in here if last < mark <= step][:1])
+        yield from here[-1:]
+    if every := entry.every_steps:  # the first checkpoint past the last multiple
+        mark = max(here, default=0) // every * every
+        yield from [step for step in here if last < mark <= step][:1]
     if entry.every_checkpoints:
         since = [step for step in course.made if step > last][entry.every_checkpoints - 1 :]
-        wanted.update([step for step in since if step in course.here][:1])
-    if not entry.has_time:
-        wanted.update({begun} & set(here))  # it goes with the others
-    return max(wanted - set(done), default=None)
+        yield from [step for step in since if step in here][:1]
+    if not entry.has_time:  # it goes with the others
+        yield begun
 
 
 def next_stop(entries: Sequence[SuiteSchedule], step: int, milestones: Collection[int]) -> int | None:
