@@ -39,7 +39,8 @@ class ExportLM(HFLM):  # type: ignore[misc]
         The longest come first: the harness sorts by length within a batch alone.
         """
         order = sorted(range(len(requests)), key=lambda place: -len(requests[place].args[0]))
-        usual, self.add_bos_token = self.add_bos_token, False
+        usual: bool | None = self.add_bos_token
+        self.add_bos_token = False
         found = super().loglikelihood_rolling([requests[place] for place in order], disable_tqdm)
         self.add_bos_token = usual
         return [value for _, value in sorted(zip(order, found, strict=True))]
@@ -72,11 +73,8 @@ def evaluate(
 
     `heard` is called with the tokens so far, after each pass.
     """
-    lm, tasks, drawing = (
-        ExportLM(str(model), device=device, batch_size=batch),
-        load_tasks(suite),
-        suite.decoding,
-    )
+    tasks, drawing = load_tasks(suite), suite.decoding
+    lm = ExportLM(str(model), device=device, batch_size=batch)
     if device == "cpu":
         logits_bytes = 8 * lm.max_length * lm.model.config.vocab_size
         lm.batch_size_per_gpu = max(1, min(batch, CPU_LOGITS_BYTES // logits_bytes))
@@ -139,7 +137,7 @@ def _metric(name: str, rows: Rows, found: Mapping[str, Any]) -> dict[str, Any]:
     if n > 1 and math.isclose(value * size, fmean(row["value"] for row in rows), rel_tol=1e-6):
         squares = sum((row["value"] - value * row["weight"]) ** 2 for row in rows)
         stderr = math.sqrt(squares / (n - 1) / n) / size
-    is_higher = found["higher_is_better"][task][metric]
+    is_higher = found["higher_is_better"][task].get(metric, True)
     value = value if math.isfinite(value) else None
     return {"value": value, "n": n, "stderr": stderr, "higher_is_better": is_higher}
 
