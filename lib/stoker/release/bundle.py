@@ -91,7 +91,7 @@ def _make(
     checkpoint: Path, body: CheckpointBody, out: Path, facts: dict[str, Any], about: About, *, tar: bool
 ) -> None:
     """Makes the bundle under a temporary name; each file is written before what speaks of it."""
-    from stoker.release.transformers_model import bytes_of, write_model
+    from stoker.cli.transformers_model import bytes_of, write_model
 
     needed = bytes_of(body.files, facts["dtype"]) * (1 + tar)
     with reading(checkpoint), new_directory(out, needed, part=TAR if tar else "") as building:
