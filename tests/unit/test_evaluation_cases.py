@@ -20,7 +20,7 @@ from stoker.evaluation.cases import process_results, repeated_run
         ("abcabcabc", 6),
         ("abcabXabcab", 0),
         ("1\n1\n1\n1\n", 6),
-        ("he had had enough", 4),
+        ("he had had enough", 5),
         ("." * 50, 49),
         ("x" + "I do not know. " * 3 + "y", 30),
     ],
