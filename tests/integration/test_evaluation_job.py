@@ -167,3 +167,26 @@ def test_a_rollback_past_the_promoted_step_takes_it_out_of_force(
     capsys.readouterr()
     assert exit_code(["bundle", file, str(tmp_path / "out"), "--promoted"]) == 64
     assert "a rollback went back past it" in capsys.readouterr().err
+
+
+def test_the_real_worker_evaluates_a_real_model_which_is_promoted_and_bundled_with_the_evidence(
+    finished_with_torch: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = Path("etc/suites/heldout.yaml").absolute()
+    run = make_training(
+        finished_with_torch.data.home,
+        tmp_path / "home",
+        with_torch=True,
+        evaluations=[{"suite": str(suite), "at": ["finish"]}],
+        promote={"primary": METRIC},
+    )
+    ended = run.once()
+    assert ended.returncode == 0, ended.stderr
+    assert lines(run) == [("heldout", 60, None, "promoted")], run.events("evaluation_failed")
+    out = tmp_path / "out"
+    assert exit_code(["bundle", str(run.data.file), str(out), "--promoted"]) == 0, capsys.readouterr().err
+    (evidence,) = json.loads((out / "release.json").read_bytes())["evaluations"]
+    (line,) = read_log(run.run.evaluations_log).entries
+    assert evidence == {name: line[name] for name in ("suite", "suite_digest", "metrics")}
+    value, stderr = (line["metrics"][METRIC][name] for name in ("value", "stderr"))
+    assert f"| {value} | {stderr} | {line['metrics'][METRIC]['n']} |" in (out / "README.md").read_text()

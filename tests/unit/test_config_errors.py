@@ -68,17 +68,13 @@ SUITE = "evaluations: [{suite: a.yaml, at: [finish]}]"
                 ),
                 (
                     "evaluations: [{suite: a.yaml}]",
-                    "7: evaluations: a has no time of its own (at, every_steps,",
-                ),
-                (
-                    "evaluations: [{suite: a.yaml}]\npromote: {primary: a/b}",
-                    "7: evaluations: a has no time of",
+                    "7: evaluations: no suite is ever due; write at, every",
                 ),
                 (
                     f"{SUITE[:-1]}, {{suite: b/a.yaml}}]\npromote: {{primary: a/b}}",
                     "7: evaluations: two suites",
                 ),
-                ("promote: {primary: a/b}", "7: promote: nothing is measured; list suites in evaluations"),
+                ("promote: {primary: a/b}", "7: promote: no suite is ever due; write at"),
                 (f"{SUITE}\npromote: {{}}", "8: promote.primary: is required"),
                 *(
                     (f"{SUITE}\npromote: {{primary: {lines}}}", f"8: promote.{error}")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from stoker.evaluation.compare import Comparison, Sample, compare, smallest_difference
+from stoker.evaluation.compare import Sample, compare, smallest_difference
+from stoker.supervise.evaluation.lines import Comparison
 
 
 def cases(passed: Sequence[float], weight: float = 1.0) -> list[Sample]:

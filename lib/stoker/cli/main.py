@@ -28,6 +28,7 @@ COMMANDS = {
     "describe": ("pipeline.describe", "Show one source, step, launch, daemon, event or alert."),
     "events": ("pipeline.events", "Show what happened, oldest first."),
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
+    "evaluations": ("runs.evaluations", "Show what was measured of checkpoints, and what that promoted."),
     "report": ("report.command", "Write one HTML page about all of it."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
     "resume": ("runs.hold", "Continue a run that is paused or halted."),
@@ -77,7 +78,7 @@ COMMANDS = {
 }
 SECTIONS = {
     "Start": "init run watch",
-    "Look": "status top describe events runs report",
+    "Look": "status top describe events runs evaluations report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay evaluate",
     "Release": "bundle publish fetch-model serve",

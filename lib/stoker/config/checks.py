@@ -362,13 +362,11 @@ def _evaluations(pipeline: Pipeline) -> Iterator[Rule]:
     yield names and not pipeline.train.follows_plan, "evaluations", external
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield True, "evaluations", f"two suites have the name {name}; give the one another file name"
-    never = next((one.name for one in pipeline.evaluations if not one.has_time), "")
-    alone = f"{never} has no time of its own (at, every_steps, every_checkpoints), and no other is due"
-    has_time = promote is not None and any(one.has_time for one in pipeline.evaluations)
-    yield never and not has_time, "evaluations", f"{alone}; write when"
-    yield promote is not None and not names, "promote", "nothing is measured; list suites in evaluations"
-    unknown = promote is not None and promote.gate not in (None, *names)
-    yield names and unknown, "promote.gate", f"is none of evaluations, which lists {', '.join(names)}; add it"
+    never = "no suite is ever due; write at, every_steps or every_checkpoints for one in evaluations"
+    is_timed = any(one.has_time for one in pipeline.evaluations)
+    yield (names or promote) and not is_timed, "evaluations" if names else "promote", never
+    unknown = is_timed and promote and promote.gate not in (None, *names)
+    yield unknown, "promote.gate", f"is none of evaluations, which lists {', '.join(names)}; add it"
 
 
 def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:

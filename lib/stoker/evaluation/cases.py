@@ -22,7 +22,7 @@ _URL = re.compile(r"(?i)\b(?:https?://|www\.)")
 def repeated_run(text: str) -> int:
     """Returns the most characters in a row that only repeat what stands right before them.
 
-    "the the the" has 8, "aaaa" 3; a piece counts once it is repeated whole.
+    "the the the" has 7, "aaaa" 3; a piece counts once it is repeated whole.
     """
     longest = 0
     for period in range(1, len(text) // 2 + 1):
@@ -48,9 +48,13 @@ CHECKS: dict[str, tuple[type, Callable[[str, Any], bool]]] = {
 
 
 def process_results(case: Mapping[str, Any], answers: list[str]) -> dict[str, int]:
-    """Returns the metric of a case: 1 where its answer passes, else 0 (`process_results` of a task)."""
+    """Returns 1 where the answer of a case passes, else 0, as `passed` and by the name of its category.
+
+    (`process_results` of a task.)
+    """
     checks = parse_json(case["checks"].encode())
-    return {"passed": int(all(CHECKS[name][1](answers[0], limit) for name, limit in checks.items()))}
+    passed = int(all(CHECKS[name][1](answers[0], limit) for name, limit in checks.items()))
+    return {name: passed for name in ("passed", case.get("category")) if name}
 
 
 def load(file: str, **_: object) -> dict[str, Any]:
@@ -73,14 +77,14 @@ def load(file: str, **_: object) -> dict[str, Any]:
 
 def _row(row: Any) -> dict[str, Any]:
     """Returns a line's document; raises ValueError where it is none."""
-    names = ("id", "category", "prompt") if "checks" in row else ("text",)
+    checks = row.get("checks") if isinstance(row, dict) else None
+    names = ("text",) if checks is None else ("id", "prompt")
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
-        raise ValueError(f"a line is a mapping with the text of {', '.join(names)}; write it so")
-    for name, limit in row.get("checks", {}).items():
+        raise ValueError("a line is a mapping with a text, or with an id, a prompt and checks; write it so")
+    for name, limit in (checks or {}).items():
         if name not in CHECKS:
-            hint = did_you_mean(name, CHECKS, f"there are {', '.join(CHECKS)}")
-            raise ValueError(f"there is no check {name!r}; {hint}")
+            raise ValueError(f"there is no check {name!r}; {did_you_mean(name, CHECKS, ', '.join(CHECKS))}")
         if type(limit) is not (kind := CHECKS[name][0]):
             raise ValueError(f"the check {name!r} takes {kind.__name__}, not {limit!r}; write that")
     # As one text: in a table each case would have the checks of all others, empty.
-    return row | ({"checks": canonical_json(row["checks"]).decode()} if "checks" in row else {})
+    return row if checks is None else {**row, "checks": canonical_json(checks).decode()}

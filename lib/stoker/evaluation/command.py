@@ -89,4 +89,4 @@ def _rows(line: Mapping[str, Any]) -> Iterator[str]:
             shown += f" {found['verdict']}: {found['difference']:+.4f} ({interval})"
         yield shown
     if gate := line["gate"]:
-        yield f"  {gate['passed']} of {gate['of']} cases passed; failed: {', '.join(gate['failed']) or 'none'}"
+        yield f"  {gate['passed']} of {gate['of']} cases passed; failed: {gate['failed']}"

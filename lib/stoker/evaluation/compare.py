@@ -11,9 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any
 
-Verdict = Literal["better", "not_worse", "worse", "doubt"]
+from stoker.supervise.evaluation.lines import Comparison
+
 LEVEL = 0.025  # of each test: the chance that models that are alike are called better
 POWER = 0.8  # of `smallest_difference`: the chance that it is shown
 RESAMPLES = 9_999  # up to 13 pairs the test has fewer sign patterns than that, and is exact
@@ -31,17 +32,6 @@ class Sample:
     doc: str
     value: float
     weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The verdict on ours; `difference` > 0 is in our favour, and `low` to `high` its 95 % interval."""
-
-    verdict: Verdict
-    difference: float
-    low: float
-    high: float
-    n: int
 
 
 Samples = Sequence[Sample]
@@ -67,12 +57,12 @@ def compare(
         test = stats.permutation_test((differences,), np.mean, alternative=alternative, rng=rng, **how)
         return bool(test.pvalue <= LEVEL)
 
-    tests: dict[Verdict, tuple[Any, str]] = {
+    tests: dict[str, tuple[Any, str]] = {
         "better": (found, "greater"),
         "worse": (found + margin, "less"),
         "not_worse": (found + margin, "greater"),
     }
-    verdict: Verdict = next((name for name, test in tests.items() if shows(*test)), "doubt")
+    verdict = next((name for name, test in tests.items() if shows(*test)), "doubt")
     half = float(stats.t.ppf(1 - LEVEL, n - 1) * found.std(ddof=1)) / math.sqrt(n)
     return Comparison(verdict, mean, mean - half, mean + half, n)
 

@@ -21,10 +21,10 @@ from transformers import set_seed
 
 from stoker.evaluation.samples import Rows, by_metric
 from stoker.evaluation.suite import Suite
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, NonFinite
 
 # A CPU computes short passes as fast, and a pass holds its logits twice: so much they may take, in bytes.
-CPU_LOGITS_BYTES = 256 << 20
+CPU_LOGITS_BYTES = 96 << 20
 ANSWER_CHARS = 2000  # of an answer that is kept
 FAILED_IDS = 20
 OF_LOADING = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, yaml.YAMLError)
@@ -39,9 +39,9 @@ class ExportLM(HFLM):  # type: ignore[misc]
         The longest come first: the harness sorts by length within a batch alone.
         """
         order = sorted(range(len(requests)), key=lambda place: -len(requests[place].args[0]))
-        usual, self.add_bos_token = self.add_bos_token, False
+        self.add_bos_token = False  # a special token; None is the tokenizer's own way
         found = super().loglikelihood_rolling([requests[place] for place in order], disable_tqdm)
-        self.add_bos_token = usual
+        self.add_bos_token = None  # type: ignore[assignment]
         return [value for _, value in sorted(zip(order, found, strict=True))]
 
 
@@ -72,11 +72,8 @@ def evaluate(
 
     `heard` is called with the tokens so far, after each pass.
     """
-    lm, tasks, drawing = (
-        ExportLM(str(model), device=device, batch_size=batch),
-        load_tasks(suite),
-        suite.decoding,
-    )
+    tasks, drawing = load_tasks(suite), suite.decoding
+    lm = ExportLM(str(model), device=device, batch_size=batch)
     if device == "cpu":
         logits_bytes = 8 * lm.max_length * lm.model.config.vocab_size
         lm.batch_size_per_gpu = max(1, min(batch, CPU_LOGITS_BYTES // logits_bytes))
@@ -87,27 +84,26 @@ def evaluate(
         task.set_fewshot_seed(suite.seed)
         if task.OUTPUT_TYPE == "generate_until":
             task.set_config("generation_kwargs", drawn, update=True)
-    tokens, is_finite = 0, True
+    tokens = 0
 
     def passed(_model: Any, _given: Any, made: Any) -> None:
-        nonlocal tokens, is_finite
+        nonlocal tokens
         tokens += made.logits.shape[0] * made.logits.shape[1]
-        # The last position has seen all others: no NaN hides, nor becomes the wrong one of several choices.
-        is_finite = is_finite and bool(made.logits[:, -1].sum().isfinite())
         heard(tokens)
+        # The last position has seen all others: no NaN hides, nor becomes the wrong one of several choices.
+        if not made.logits[:, -1].sum().isfinite():
+            raise NonFinite("a logit of the model is no finite number")
 
     lm.model.register_forward_hook(passed)
     set_seed(suite.seed)
-    # Not simple_evaluate: it starts git and a survey of the machine, whose answers are not wanted.
-    found = run_tasks(lm, {"tasks": tasks}, limit=suite.limit, bootstrap_iters=0)
-    rows = [row for task, samples in found["samples"].items() for row in _rows(task, samples)]
-    is_finite = is_finite and all(row["value"] is not None for row in rows)
-    return {
-        "metrics": {name: _metric(name, valid, found) for name, valid in by_metric(rows).items()},
-        "gate": _gate(rows),
-        "invalid": None if is_finite else "a log-likelihood or a logit of the model is no number",
-        "tokens": tokens,
-    }, rows
+    try:
+        # Not simple_evaluate: it starts git and a survey of the machine, whose answers are not wanted.
+        found = run_tasks(lm, {"tasks": tasks}, limit=suite.limit, bootstrap_iters=0)
+        rows = [row for task, samples in found["samples"].items() for row in _rows(task, samples)]
+    except NonFinite as error:
+        return {"metrics": {}, "gate": None, "invalid": str(error), "tokens": tokens}, []
+    metrics = {name: _metric(name, ours, found) for name, ours in by_metric(rows).items()}
+    return {"metrics": metrics, "gate": _gate(rows), "invalid": None, "tokens": tokens}, rows
 
 
 def _rows(task: str, samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -119,7 +115,8 @@ def _rows(task: str, samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for name in sample["metrics"] if sample["filter"] == samples[0]["filter"] else ():
             value, weight = _bits(*sample[name]) if isinstance(sample[name], tuple) else (sample[name], 1)
             if isinstance(value, (int, float)):
-                value = value if math.isfinite(value) else None
+                if not math.isfinite(value):
+                    raise NonFinite(f"the {name} of a document is no finite number")
                 yield {"metric": f"{task}/{name}", "value": value, "weight": weight, **about}
 
 
@@ -135,12 +132,11 @@ def _metric(name: str, rows: Rows, found: Mapping[str, Any]) -> dict[str, Any]:
     """
     task, _, metric = name.rpartition("/")
     value = next(each for key, each in found["results"][task].items() if key.startswith(f"{metric},"))
-    n, stderr, size = len(rows), None, fmean([row["weight"] for row in rows] or [0])
+    n, stderr, size = len(rows), None, fmean(row["weight"] for row in rows)
     if n > 1 and math.isclose(value * size, fmean(row["value"] for row in rows), rel_tol=1e-6):
         squares = sum((row["value"] - value * row["weight"]) ** 2 for row in rows)
         stderr = math.sqrt(squares / (n - 1) / n) / size
-    is_higher = found["higher_is_better"][task][metric]
-    value = value if math.isfinite(value) else None
+    is_higher = found["higher_is_better"][task].get(metric, True)
     return {"value": value, "n": n, "stderr": stderr, "higher_is_better": is_higher}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from stoker.store.files import canonical_json, make_dir, write_atomic
 from stoker.store.record import parse_json
 
-Rows = Sequence[Mapping[str, Any]]  # `value` is None where the model's is no number
+Rows = Sequence[Mapping[str, Any]]
 
 
 def write_samples(file: Path, rows: Rows, most_bytes: int) -> dict[str, Any]:
@@ -29,9 +29,8 @@ def write_samples(file: Path, rows: Rows, most_bytes: int) -> dict[str, Any]:
     data = gzip.compress(b"".join(kept), mtime=0)
     make_dir(file.parent)
     write_atomic(file, data)
-    missing = len(lines) - len(kept) + sum(row["value"] is None for row in rows)
     sha256 = hashlib.sha256(data).hexdigest()
-    return {"samples": file.name, "samples_sha256": sha256, "samples_missing": missing}
+    return {"samples": file.name, "samples_sha256": sha256, "samples_missing": len(lines) - len(kept)}
 
 
 def read_samples(file: Path) -> Rows:
@@ -39,9 +38,7 @@ def read_samples(file: Path) -> Rows:
     return [parse_json(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
-def by_metric(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Returns the rows of each metric that have a value."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["metric"], []).extend([row] if row["value"] is not None else [])
-    return found
+def by_metric(rows: Rows) -> dict[str, Rows]:
+    """Returns the rows of each metric."""
+    names = dict.fromkeys(row["metric"] for row in rows)
+    return {name: [row for row in rows if row["metric"] == name] for name in names}

@@ -52,15 +52,17 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
 def _confine(task: Mapping[str, Any], place: Path) -> None:
     """Keeps the libraries off the net and off the home directory, and within threads and memory.
 
-    They are imported afterwards: each reads its environment once.
+    Then they are imported: each reads its environment once, and one that is cut short fails in its own words.
     """
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE"), "1")
-    os.environ |= dict.fromkeys(("HF_DATASETS_CACHE", "HF_MODULES_CACHE"), str(place / "cache"))
+    os.environ |= dict.fromkeys(("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "TMPDIR"), str(place))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if task["device"] == "cpu":
         give_way()
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
+
+    from stoker.evaluation import harness  # noqa: F401 - with transformers and lm_eval
 
     torch.set_num_threads(task["threads"])
     if (most := task["memory_bytes"]) is not None:

@@ -21,17 +21,15 @@ class MetricValue:
     stderr: float | None
     higher_is_better: bool
 
-    def reaches(self, floor: float) -> bool:
-        if self.value is None:
-            return False
-        return self.value >= floor if self.higher_is_better else self.value <= floor
-
 
 @dataclass(frozen=True)
-class MetricVerdict:
-    """What the comparison of a metric shows; `difference` > 0 is in the checkpoint's favour."""
+class Comparison:
+    """What n documents show of a metric against the baseline: better, not_worse, worse or doubt.
 
-    verdict: str  # better, not_worse, worse, doubt
+    `difference` > 0 is in the checkpoint's favour, and `low` to `high` its 95 % interval.
+    """
+
+    verdict: str
     difference: float
     low: float
     high: float
@@ -52,9 +50,9 @@ class EvaluationLine:
     suite: str
     suite_digest: str
     metrics: Mapping[str, MetricValue]
-    verdicts: Mapping[str, MetricVerdict]
+    verdicts: Mapping[str, Comparison]
     baseline: str | None = None
-    passed: tuple[int, int] | None = None  # cases of the gate that passed, of how many
+    gate: Mapping[str, Any] | None = None  # how many cases `passed`, `of` how many
     samples: str = ""
     samples_missing: int = 0
     invalid: str | None = None
@@ -64,13 +62,11 @@ class EvaluationLine:
 
 def parse_line(body: Mapping[str, Any]) -> EvaluationLine:
     """Returns the results of a line; raises KeyError or TypeError for one that holds none."""
-    against, gate, promotion = (body.get(name) or {} for name in ("against", "gate", "promotion"))
-    verdicts = against.get("verdicts", {})
+    against, promotion = (body.get(name) or {} for name in ("against", "promotion"))
     parts: dict[str, Any] = {
         "metrics": {name: MetricValue(**found) for name, found in body["metrics"].items()},
         "baseline": against.get("digest"),
-        "verdicts": {name: MetricVerdict(**found) for name, found in verdicts.items()},
-        "passed": (gate["passed"], gate["of"]) if gate else None,
+        "verdicts": {name: Comparison(**found) for name, found in against.get("verdicts", {}).items()},
         "promotion": promotion.get("verdict", "none"),
         "why": tuple(promotion.get("why", ())),
     }

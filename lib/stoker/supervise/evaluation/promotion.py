@@ -77,11 +77,12 @@ def _unmet(policy: Promote, holders: Holders) -> Iterator[str]:
     """Yields the floors and the gate that a checkpoint does not reach."""
     for metric, floor in policy.floors.items():
         for found in (line.metrics[metric] for line in holders[metric]):
-            if not found.reaches(floor):
-                yield f"{metric} is {found.value}, worse than its floor {floor:g}"
-    for passed, of in (line.passed or (0, 0) for line in holders.get(policy.gate or "", ())):
-        if not 0 < of == passed:
-            yield f"{passed} of {of} cases of the gate {policy.gate} passed"
+            value, sign = found.value, 1 if found.higher_is_better else -1
+            if value is None or sign * value < sign * floor:
+                yield f"{metric} is {value}, worse than its floor {floor:g}"
+    for gate in (line.gate or {"passed": 0, "of": 0} for line in holders.get(policy.gate or "", ())):
+        if not 0 < gate["of"] == gate["passed"]:
+            yield f"{gate['passed']} of {gate['of']} cases of the gate {policy.gate} passed"
 
 
 def _unproven(
