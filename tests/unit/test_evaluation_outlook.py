@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -92,6 +93,15 @@ def test_a_suite_or_a_metric_that_there_is_not_is_told(
     code, text = check(tmp_path, capsys, old, new)
     assert told in text
     assert code == (78 if told else 0)
+
+
+def test_without_lm_eval_the_command_that_installs_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
+    code, told = check(tmp_path, capsys)
+    assert code == 78
+    assert "evaluations: need lm_eval, which is not installed; `pip install 'stoker[eval]'`" in told
 
 
 def test_a_suite_is_a_shipped_one_by_its_name_or_a_file_beside_the_pipeline(tmp_path: Path) -> None:
