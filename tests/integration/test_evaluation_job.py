@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ if any("train_supervisor" in word for word in sys.orig_argv):
     dies("between", "_carry_out", lambda books: books._promoting is not None)
     dies("after", "shown", lambda books: books._run.layout.promoted.exists())
 """
+SUITES = Path(__file__).parents[2] / "etc" / "suites"
 Make = Callable[..., TrainPipeline]
 PROMOTE = {"primary": METRIC, "gate": "smoke"}
 
@@ -172,7 +174,9 @@ def test_a_rollback_past_the_promoted_step_takes_it_out_of_force(
 def test_the_real_worker_evaluates_a_real_model_which_is_promoted_and_bundled_with_the_evidence(
     finished_with_torch: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    suite = Path("etc/suites/heldout.yaml").absolute()
+    suite = tmp_path / "heldout.yaml"
+    suite.write_text((SUITES / suite.name).read_text() + "limit: 5\n")
+    shutil.copytree(SUITES / "heldout", tmp_path / "heldout")
     run = make_training(
         finished_with_torch.data.home,
         tmp_path / "home",

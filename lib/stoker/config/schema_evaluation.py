@@ -36,6 +36,12 @@ class SuiteSchedule(Section):
     batch: Positive = 8  # documents at once; half as many after it ran out of memory
     threads: Positive = 1  # of the CPU
 
+    @model_validator(mode="after")
+    def _ends_a_launch_at_a_step(self) -> SuiteSchedule:
+        if self.where == "between" and self.every_checkpoints:
+            raise ValueError("where: between ends a launch at a step; use every_steps for every_checkpoints")
+        return self
+
     @property
     def name(self) -> str:
         return self.suite.stem
