@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from stoker.cli.main import exit_code
-from stoker.release.card import read_about
 from stoker.cli.transformers_model import _bfloat16
+from stoker.release.card import read_about
 from stoker.store.checksums import SUMS, prove_checksums
 from stoker.store.errors import DataError, StokerError, UsageError
 from support.model_checkpoints import checkpoint_of

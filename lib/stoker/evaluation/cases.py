@@ -22,7 +22,7 @@ _URL = re.compile(r"(?i)\b(?:https?://|www\.)")
 def repeated_run(text: str) -> int:
     """Returns the most characters in a row that only repeat what stands right before them.
 
-    "the the the" has 8, "aaaa" 3; a piece counts once it is repeated whole.
+    "the the the" has 7, "aaaa" 3; a piece counts once it is repeated whole.
     """
     longest = 0
     for period in range(1, len(text) // 2 + 1):

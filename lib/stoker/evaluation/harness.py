@@ -24,7 +24,7 @@ from stoker.evaluation.suite import Suite
 from stoker.store.errors import DataError, NonFinite
 
 # A CPU computes short passes as fast, and a pass holds its logits twice: so much they may take, in bytes.
-CPU_LOGITS_BYTES = 256 << 20
+CPU_LOGITS_BYTES = 96 << 20
 ANSWER_CHARS = 2000  # of an answer that is kept
 FAILED_IDS = 20
 OF_LOADING = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, yaml.YAMLError)

@@ -55,7 +55,7 @@ def _confine(task: Mapping[str, Any], place: Path) -> None:
     Then they are imported: each reads its environment once, and one that is cut short fails in its own words.
     """
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE"), "1")
-    os.environ |= dict.fromkeys(("HF_DATASETS_CACHE", "HF_MODULES_CACHE"), str(place / "cache"))
+    os.environ |= dict.fromkeys(("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "TMPDIR"), str(place))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if task["device"] == "cpu":
         give_way()
