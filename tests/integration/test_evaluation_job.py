@@ -13,7 +13,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.store.log import read_log
-from stoker.store.record import read_record
+from stoker.store.record import read_record, write_record
 from stoker.supervise.run.launch_ends import read_ends
 from support.evaluator import METRIC
 from support.sites import write_site
@@ -164,6 +164,7 @@ def test_a_rollback_past_the_promoted_step_takes_it_out_of_force(
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
     assert read_record(run.run.promoted) == before, "it stands, and no longer counts"
+    assert len(run.events("checkpoint_promoted")) == 1
     assert [one["baseline"] for one in tasks(run, "heldout")] == [None, None]
     assert lines(run)[2:] == [("heldout", 60, None, "none"), ("smoke", 60, None, "not_promoted")]
     capsys.readouterr()
@@ -194,3 +195,5 @@ def test_the_real_worker_evaluates_a_real_model_which_is_promoted_and_bundled_wi
     assert evidence == {name: line[name] for name in ("suite", "suite_digest", "metrics")}
     value, stderr = (line["metrics"][METRIC][name] for name in ("value", "stderr"))
     assert f"| {value} | {stderr} | {line['metrics'][METRIC]['n']} |" in (out / "README.md").read_text()
+    write_record(run.run.promoted, read_record(run.run.promoted) | {"digest": "d" * 64})
+    assert exit_code(["bundle", str(run.data.file), str(tmp_path / "other"), "--promoted"]) == 65
