@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import exit_code
+from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.log import read_log
 from stoker.store.record import read_record, write_record
 from stoker.supervise.run.launch_ends import read_ends
@@ -118,6 +119,12 @@ def test_between_launches_the_better_is_promoted_and_kept_and_the_worse_pauses_a
     assert baselines[1]["checkpoint"].endswith("step-000000020")
     assert run.checkpoints() == ["step-000000060"], "its successor is promoted"
     assert run.tensors() == finished.tensors(), "the bits of a run without evaluations"
+    shown = run.data.status(TRAIN_SUPERVISOR)["evaluations"]
+    assert (shown["step"], shown["promoted_step"]) == ({"heldout": 60, "smoke": 60}, 60)
+    assert (shown["value"], shown["verdict"]) == (
+        {"heldout": {METRIC: 1.0}, "smoke": {}},
+        {METRIC: {"better": 1}},
+    )
     ends, _ = read_ends(run.run.runs)
     assert sum(one.seconds.get("evaluation", 0.0) for one in ends) > 0
 

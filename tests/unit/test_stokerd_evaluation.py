@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,16 +17,15 @@ from support.pipelines import make_pipeline
 FOUND = {"checkpoint_digest": "d", "suite": "heldout", "invalid": None, "seconds": 1.0}
 
 
-@pytest.mark.parametrize(
-    "there", [None, Checkpoint(Path("/"), 7, {}, "other"), Checkpoint(Path("/no"), 7, {}, "d")]
-)
-def test_nothing_is_recorded_of_a_checkpoint_that_is_gone(there: Checkpoint | None) -> None:
+@pytest.mark.parametrize(("there", "path"), [(None, "/"), ("other", "/"), ("d", "/no")])
+def test_nothing_is_recorded_of_a_checkpoint_that_is_gone(there: str | None, path: str) -> None:
+    of = Checkpoint(Path(path), 7, {}, "d")
     told: list[tuple[str, str]] = []
     run: Any = SimpleNamespace(
-        checkpoints=SimpleNamespace(get=lambda _: there),
+        checkpoints=SimpleNamespace(get=lambda _: there and replace(of, digest=there)),
         events=SimpleNamespace(record=lambda word, level, **_: told.append((word, level))),
     )
-    evaluation._note(run, Checkpoint(Path("/no"), 7, {}, "d"), FOUND)
+    evaluation._note(run, of, FOUND)
     assert told == [("evaluation_failed", "info")]
 
 
