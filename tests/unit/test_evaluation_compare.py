@@ -88,7 +88,8 @@ def test_the_order_of_the_samples_changes_nothing() -> None:
         (cases([1.0] * 7), "same documents"),
         (cases([1.0] * 9), "same documents"),
         ([*cases([1.0] * 7), Sample("other", 1.0)], "same documents"),
-        (cases([math.nan] * 8), "no finite value"),
+        (cases([1.0] * 7 + [math.nan]), "no finite value"),
+        ([*cases([1.0] * 7), Sample("0007", None)], "no finite value"),  # type: ignore[arg-type]
         (cases([1.0] * 8, weight=2.0), "as long"),
     ],
 )

@@ -51,6 +51,8 @@ def compare(
     n, mean = len(found), float(found.mean())
 
     def shows(differences: Any, alternative: str) -> bool:
+        if (differences.mean() > 0) != (alternative == "greater"):
+            return False  # its p is above a half, and a test of 10,000 documents takes seconds
         # The seed anew each time: a verdict must not hang on which tests were made before.
         how = {"permutation_type": "samples", "n_resamples": RESAMPLES, "batch": max(1, BATCH_VALUES // n)}
         rng = np.random.default_rng(seed)
@@ -88,13 +90,14 @@ def _differences(ours: Samples, baseline: Samples, *, ratio: bool) -> list[float
 
     Of a ratio it is divided by the mean weight, so that the mean of all is the difference of the two ratios.
     """
+    # A sample that was read from a file may have null for its value.
+    if not all(isinstance(one.value, int | float) and math.isfinite(one.value) for one in (*ours, *baseline)):
+        raise ValueError("a document has no finite value")
     first, second = (sorted(side, key=lambda one: (one.doc, one.value)) for side in (ours, baseline))
     if [one.doc for one in first] != [one.doc for one in second]:
         raise ValueError("the two are not of the same documents")
     if len(first) < 2:
         raise ValueError(f"there is nothing to compare in {len(first)} documents; at least 2 are needed")
-    if not all(math.isfinite(one.value) for one in (*first, *second)):
-        raise ValueError("a document has no finite value")
     if not ratio:
         return [one.value - other.value for one, other in zip(first, second, strict=True)]
     mean = sum(one.weight for one in first) / len(first)

@@ -146,7 +146,8 @@ def _verdicts(
     verdicts, sides = {}, (by_metric(ours), by_metric(theirs))
     for name in sides[0].keys() & sides[1].keys() & (sides[0] if margins is None else margins).keys():
         pairs = [[Sample(row["doc"], row["value"], row["weight"]) for row in side[name]] for side in sides]
-        how = {"margin": (margins or {}).get(name, 0.0), "ratio": any(one.weight != 1 for one in pairs[0])}
+        how: Any = {"margin": (margins or {}).get(name, 0.0)}
+        how["ratio"] = any(one.weight != 1 for one in pairs[0])
         with suppress(ValueError):
             found = compare(*pairs, higher_is_better=metrics[name]["higher_is_better"], **how)
             verdicts[name] = vars(found)
