@@ -26,7 +26,7 @@ if any("train_supervisor" in word for word in sys.orig_argv):
     import signal
     from dataclasses import replace
     from pathlib import Path
-    from stokerd.supervision.books.evaluations import EvaluationBooks
+    from stokerd.supervision.jobs.evaluation_books import EvaluationBooks
     from stokerd.supervision.jobs import ACTIVITIES
     for kind in ("evaluation", "evaluation_between"):
         ACTIVITIES[kind] = replace(ACTIVITIES[kind], module="support.evaluator")

@@ -19,8 +19,8 @@ from stoker.supervise.evaluation.due import Course, due
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
-from stokerd.supervision.books.evaluations import EvaluationBooks
 from stokerd.supervision.jobs.base import EVERY_PHASE, Message, Pool, RunActivity, Slice
+from stokerd.supervision.jobs.evaluation_books import EvaluationBooks
 from stokerd.supervision.jobs.gpus import STATE
 from stokerd.supervision.run import Run
 
@@ -49,6 +49,7 @@ class Progress:
     made: list[int] = field(default_factory=list)  # the steps of all checkpoints, pruned ones too
     short: set[str] = field(default_factory=set)  # evaluations that ran out of memory: half the batch
     due_at: float | None = None  # Unix time since when one is due, and none has succeeded
+    shown: dict[str, Any] = field(default_factory=dict)
 
 
 BOOKS = Slice("evaluation_books", EvaluationBooks, resets=(Phase.WAITING,))  # a log may come from the mirror
@@ -65,7 +66,9 @@ def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
     progress.made = sorted({step for step in progress.made if step <= run.at.step} | here.keys())
     milestones = run.pipeline.train.checkpoint.milestones
     course = Course(progress.made, here, milestones, is_over=run.state.phase is Phase.FINISHED)
-    found = [Subject(entry, here[step]) for entry, step in due(entries, course, BOOKS.of(run).done())]
+    books = BOOKS.of(run)
+    progress.shown = books.shown()
+    found = [Subject(entry, here[step]) for entry, step in due(entries, course, books.done())]
     if found and progress.due_at is None:
         progress.due_at = time.time()
     needed = found + [job.subject for slot, job in run.jobs.items() if slot == POOL]
@@ -167,8 +170,9 @@ def _activity(kind: str, where: Literal["cpu", "between"], phases: Collection[Ph
 
 
 def shown(run: Run) -> dict[str, Any]:
-    """Returns what status and metrics show."""
-    return {**BOOKS.of(run).shown(), "due_at": PROGRESS.of(run).due_at} if run.pipeline.evaluations else {}
+    """Returns what status and metrics show, without a look at the disk."""
+    progress = PROGRESS.of(run)
+    return {**progress.shown, "due_at": progress.due_at} if run.pipeline.evaluations else {}
 
 
 EVALUATION = _activity("evaluation", "cpu", KNOWN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.checkpoints.format import checkpoint_name
 from stoker.checkpoints.retention import counts
@@ -15,9 +15,7 @@ from stoker.store.record import utc_now, write_record
 from stoker.supervise.evaluation.lines import EvaluationLine, parse_line
 from stoker.supervise.evaluation.promotion import decide_promotion, regressed
 from stoker.supervise.mirror.inventory import Checkpoint
-
-if TYPE_CHECKING:
-    from stokerd.supervision.run import Run
+from stokerd.supervision.run import Run
 
 NOTHING = {"suite_digest": "", "samples": ""}  # of a suite that the promoted checkpoint has no results of
 KEEP_SAMPLES = 50  # the newest files; besides them those of the promoted checkpoint
