@@ -73,7 +73,7 @@ def _evaluated(task: Mapping[str, Any], place: Path, report: Report) -> list[dic
     """Returns the line of the checkpoint, after that of the baseline where it had to be evaluated, too."""
     line, rows = _evaluate(task, task, place, report)
     lines, baseline, theirs = [line], task["baseline"], None
-    if baseline is None:
+    if baseline is None or line["invalid"]:
         return lines
     if baseline["suite_digest"] == line["suite_digest"]:
         with suppress(OSError, EOFError, ValueError):  # gone or damaged
