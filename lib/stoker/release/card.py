@@ -100,9 +100,8 @@ def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
 def _evaluations(directory: Path, history: History, digest: str) -> list[dict[str, Any]]:
     """Returns what the checkpoint's evaluations found, the newest of each suite."""
     lines, _ = read_lines(RunLayout(directory.parent.parent).evaluations_log, history)
-    names = ("suite", "suite_digest", "metrics")
-    found = [asdict(line) for line in newest(lines, digest).values() if line.invalid is None]
-    return [{name: line[name] for name in names} for line in found]
+    valid = [asdict(line) for line in newest(lines, digest).values() if line.invalid is None]
+    return [{name: line[name] for name in ("suite", "suite_digest", "metrics")} for line in valid]
 
 
 def _data(directory: Path, body: CheckpointBody, timelines: Timelines) -> dict[str, int | None]:

@@ -164,7 +164,7 @@ def _activity(kind: str, where: Literal["cpu", "between"], phases: Collection[Ph
         due_in=phases,
         every_s=EVERY_S,
         awaited_in=FREE if where == "between" else (Phase.FINISHED,),
-        ends_in=() if where == "cpu" else (Phase.TRAINING,),
+        ends_in=(),
         slices=(BOOKS, PROGRESS),
     )
 
