@@ -21,6 +21,7 @@ from stoker.store.errors import DataError, UnavailableError, UsageError
 
 EVALUATION = Activity("evaluation", "stoker.evaluation.worker", silent_s=3600.0)  # a pass of a large model
 SAMPLES_BYTES = 64 << 20
+VERDICT = " {verdict}: {difference:+.4f} ({low:+.4f} to {high:+.4f})"
 
 
 @click.command(epilog="Example: stoker evaluate /etc/stoker/fineweb.yaml --suite heldout")
@@ -47,7 +48,7 @@ def evaluate(
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UnavailableError("lm_eval is not installed; `pip install 'stoker[eval]'` installs it")
-    task = {"suite": str(find_suite(suite)), "margins": None, "memory_bytes": None, **how, **_subject(source)}
+    task = {"suite": str(find_suite(suite)), "margins": None, **how, **_subject(source)}
     other = None if baseline is None else {**_subject(baseline), "suite_digest": "", "samples": ""}
     with tempfile.TemporaryDirectory(prefix="stoker-") as scratch, Workers() as workers:
         kept = str(scratch if samples is None else samples.absolute())
@@ -62,8 +63,7 @@ def evaluate(
 def find_suite(name: str) -> Path:
     """Returns the file of a shipped suite, or the path that the name is; UsageError where there is none."""
     shipped = {file.stem: file for file in sorted((examples_dir() / "suites").glob("*.yaml"))}
-    file = shipped.get(name, Path(name).absolute())
-    if not file.is_file():
+    if not (file := shipped.get(name, Path(name).absolute())).is_file():
         hint = did_you_mean(name, shipped, f"name a YAML file, or one of {', '.join(shipped)}")
         raise UsageError(f"there is no suite {name!r}; {hint}")
     return file
@@ -83,10 +83,7 @@ def _rows(line: Mapping[str, Any]) -> Iterator[str]:
     verdicts = {} if line["against"] is None else line["against"]["verdicts"]
     for name, metric in line["metrics"].items():
         words = [f"{metric[key]:.4f}" for key in ("value", "stderr") if metric[key] is not None]
-        shown = f"  {name:32} {' +- '.join(words):20} n {metric['n']:<6}"
-        if found := verdicts.get(name):
-            interval = f"{found['low']:+.4f} to {found['high']:+.4f}"
-            shown += f" {found['verdict']}: {found['difference']:+.4f} ({interval})"
-        yield shown
+        shown = VERDICT.format_map(verdicts[name]) if name in verdicts else ""
+        yield f"  {name:32} {' +- '.join(words):20} n {metric['n']:<6}{shown}"
     if gate := line["gate"]:
         yield f"  {gate['passed']} of {gate['of']} cases passed; failed: {gate['failed']}"

@@ -19,7 +19,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import set_seed
 
-from stoker.evaluation.samples import Rows, by_metric
+from stoker.evaluation.samples import Rows, Scored, by_metric
 from stoker.evaluation.suite import Suite
 from stoker.store.errors import DataError, NonFinite
 
@@ -65,9 +65,7 @@ def load_tasks(suite: Suite) -> dict[str, Any]:
     return tasks
 
 
-def evaluate(
-    model: Path, suite: Suite, device: str, batch: int, heard: Callable[[int], None]
-) -> tuple[dict[str, Any], Rows]:
+def evaluate(model: Path, suite: Suite, device: str, batch: int, heard: Callable[[int], None]) -> Scored:
     """Returns what a line of the record says of the scores of a model's directory, and the samples.
 
     `heard` is called with the tokens so far, after each pass.

@@ -16,6 +16,7 @@ from stoker.store.files import canonical_json, make_dir, write_atomic
 from stoker.store.record import parse_json
 
 Rows = Sequence[Mapping[str, Any]]
+Scored = tuple[dict[str, Any], Rows]  # what a line of the record says of scores, and the samples
 
 
 def write_samples(file: Path, rows: Rows, most_bytes: int) -> dict[str, Any]:

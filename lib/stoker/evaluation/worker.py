@@ -7,7 +7,6 @@ The network is not asked, and nothing is written outside `scratch` and `samples`
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,13 +16,14 @@ from typing import Any
 
 from stoker.checkpoints.format import BODY, read_body
 from stoker.checkpoints.retention import reading
-from stoker.evaluation.samples import Rows, by_metric, read_samples, write_samples
+from stoker.evaluation.samples import Rows, Scored, by_metric, read_samples, write_samples
 from stoker.kit.lock import hold_directory
 from stoker.kit.workers.child import Report, give_way, paced, run_worker
 from stoker.store.direct import hash_file, insist_on_room
 from stoker.store.errors import DataError
-from stoker.store.files import make_dir, remove_tree
+from stoker.store.files import make_dir, remove_durably, remove_tree
 
+Task = Mapping[str, Any]
 PACKAGES = ("lm_eval", "transformers", "torch")
 
 
@@ -37,7 +37,7 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
     with hold_directory(place, f"another evaluation writes to {place}; wait for it, or name another scratch"):
         try:
             for left in place.iterdir():  # by a worker that was killed
-                remove_tree(left)
+                remove_durably(left)
             _confine(task, place)
             from stoker.training.steps.memory import not_repeated  # with torch
 
@@ -49,10 +49,10 @@ def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
             remove_tree(place)
 
 
-def _confine(task: Mapping[str, Any], place: Path) -> None:
-    """Keeps the libraries off the net and off the home directory, and within threads and memory.
+def _confine(task: Task, place: Path) -> None:
+    """Keeps the libraries off the net and off the home directory, and gives way to training.
 
-    Then they are imported: each reads its environment once, and one that is cut short fails in its own words.
+    They are imported afterwards: each reads its environment once.
     """
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE"), "1")
     os.environ |= dict.fromkeys(("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "TMPDIR"), str(place))
@@ -62,14 +62,10 @@ def _confine(task: Mapping[str, Any], place: Path) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
-    from stoker.evaluation import harness  # noqa: F401 - with transformers and lm_eval
-
     torch.set_num_threads(task["threads"])
-    if (most := task["memory_bytes"]) is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _evaluated(task: Mapping[str, Any], place: Path, report: Report) -> list[dict[str, Any]]:
+def _evaluated(task: Task, place: Path, report: Report) -> list[dict[str, Any]]:
     """Returns the line of the checkpoint, after that of the baseline where it had to be evaluated, too."""
     line, rows = _evaluate(task, task, place, report)
     lines, baseline, theirs = [line], task["baseline"], None
@@ -85,14 +81,13 @@ def _evaluated(task: Mapping[str, Any], place: Path, report: Report) -> list[dic
             theirs = their_rows if other["suite_digest"] == line["suite_digest"] else None
     if theirs is not None:
         report("progress", doing="compare", done=0, of=0)
-        verdicts = _verdicts(task["margins"], rows, theirs, line["metrics"])
+        margins = dict.fromkeys(line["metrics"], 0.0) if task["margins"] is None else task["margins"]
+        verdicts = _verdicts(margins, line["metrics"], rows, theirs)
         line["against"] = {"digest": baseline["digest"], "verdicts": verdicts}
     return lines
 
 
-def _evaluate(
-    task: Mapping[str, Any], subject: Mapping[str, Any], place: Path, report: Report
-) -> tuple[dict[str, Any], Rows]:
+def _evaluate(task: Task, subject: Task, place: Path, report: Report) -> Scored:
     """Returns the line of a checkpoint, and the samples, which are written."""
     from stoker.evaluation import harness
     from stoker.evaluation.suite import digest_of, read_suite
@@ -134,22 +129,19 @@ def _export(checkpoint: Path, digest: str, model: Path) -> str:
     return files["tokenizer.json"].sha256
 
 
-def _verdicts(
-    margins: Mapping[str, float] | None, ours: Rows, theirs: Rows, metrics: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the verdict on each metric that has a margin; without any margins on all, with 0.
+def _verdicts(margins: Mapping[str, float], metrics: Mapping[str, Any], *samples: Rows) -> dict[str, Any]:
+    """Returns the verdict on each metric that has a margin, by our samples and the baseline's.
 
     There is none where the two are not of the same documents.
     """
     from stoker.evaluation.compare import Sample, compare
 
-    verdicts, sides = {}, (by_metric(ours), by_metric(theirs))
-    for name in sides[0].keys() & sides[1].keys() & (sides[0] if margins is None else margins).keys():
+    verdicts, sides = {}, [by_metric(rows) for rows in samples]
+    for name in margins.keys() & sides[0].keys() & sides[1].keys():
         pairs = [[Sample(row["doc"], row["value"], row["weight"]) for row in side[name]] for side in sides]
-        how: Any = {"margin": (margins or {}).get(name, 0.0)}
-        how["ratio"] = any(one.weight != 1 for one in pairs[0])
+        is_higher, is_ratio = metrics[name]["higher_is_better"], any(one.weight != 1 for one in pairs[0])
         with suppress(ValueError):
-            found = compare(*pairs, higher_is_better=metrics[name]["higher_is_better"], **how)
+            found = compare(*pairs, margin=margins[name], higher_is_better=is_higher, ratio=is_ratio)
             verdicts[name] = vars(found)
     return verdicts
 

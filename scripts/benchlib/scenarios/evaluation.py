@@ -101,7 +101,7 @@ class EvaluationScenario(Scenario):
         task = {
             **{"checkpoint": str(self._checkpoint), "digest": hash_file(self._checkpoint / BODY).sha256},
             **{"suite": self._suite, "scratch": str(home), "samples": str(home / "samples")},
-            **{"samples_bytes": 1 << 26, "device": "cpu", "batch": 8, "threads": 1, "memory_bytes": None},
+            **{"samples_bytes": 1 << 26, "device": "cpu", "batch": 8, "threads": 1},
             **{"margins": {}, "baseline": None},
         }
         return {"rss_bytes": 1024 * _last(WORKER, json.dumps(task))}
