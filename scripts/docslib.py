@@ -61,6 +61,7 @@ VALUES = {
     **{"Precision": "`auto`, `float32`, `bfloat16`", "Follow": "`false`, `new_commits`"},
     **{"Secret": "text, never shown", "SecretWords": "words of a command, never shown"},
     **{"Clock": "`HH:MM`", "Hours": "`HH:MM-HH:MM`", "Zone": "name of a time zone"},
+    **{"MetricName": "`TASK/METRIC`", "Margin": "number of 0 or more"},
     "KindName": ", ".join(f"`{kind}`" for kind in SOURCES),
 }
 # Exit codes that no class of errors stands for.
@@ -226,7 +227,7 @@ def defaults() -> dict[str, str]:
 def configuration() -> str:
     """Returns the page of configuration keys."""
     classes = dict[str, tuple[ast.ClassDef, list[str]]]()
-    for name in ("schema_train.py", "schema.py"):
+    for name in ("schema_evaluation.py", "schema_train.py", "schema.py"):
         text = (ROOT / "lib" / "stoker" / "config" / name).read_text()
         classes |= {
             node.name: (node, text.splitlines())

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "top": "integration/test_top.py",
     "units": "unit/test_cli_units.py",
     "bundle": "unit/test_release_bundle.py",
+    "evaluate": "integration/test_evaluation.py",
 }
 NOT_HERE = re.compile(
     rf"stoker (?:data |checkpoint )?({'|'.join(ELSEWHERE)})(?![\w-])"

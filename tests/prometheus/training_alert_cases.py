@@ -116,6 +116,35 @@ CASES = (
         severities=("warning",),
     ),
     Case(
+        "StokerEvalRegression",
+        5,
+        "p got worse in heldout/bits_per_byte, now 1.25.",
+        {
+            'train:stoker_eval_value{suite="heldout",metric="heldout/bits_per_byte"}': "1.25x9",
+            'train:stoker_eval_verdict{metric="heldout/bits_per_byte",verdict="worse"}': "1x9",
+        },
+        (
+            {'train:stoker_eval_verdict{metric="heldout/bits_per_byte",verdict="worse"}': "0x9"},
+            {
+                'train:stoker_eval_verdict{metric="heldout/bits_per_byte",verdict="worse"}': "0x9",
+                'train:stoker_eval_verdict{metric="heldout/bits_per_byte",verdict="doubt"}': "1x9",
+            },
+        ),
+        by=OWN,
+        more={"metric": "heldout/bits_per_byte", "suite": "heldout"},
+    ),
+    Case(
+        "StokerEvalStale",
+        400,
+        "An evaluation of p has been due for 6h 40m 0s.",
+        {"train:stoker_eval_due_timestamp_seconds": "0x450"},
+        (
+            {"train:stoker_eval_due_timestamp_seconds": "NaNx450"},
+            {"train:stoker_eval_due_timestamp_seconds": "7200x450"},
+        ),
+        by=OWN,
+    ),
+    Case(
         "StokerDataWait",
         40,
         "The run of p has waited for data for 38m 20s.",

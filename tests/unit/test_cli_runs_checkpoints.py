@@ -1,8 +1,9 @@
-"""`stoker runs` and `stoker checkpoint list` over a run on paper."""
+"""`stoker runs`, `stoker checkpoint list` and `stoker evaluations` over a run on paper."""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from stoker.checkpoints.format import BODY
 from stoker.checkpoints.mirror.layout import Mirrored
 from stoker.cli.main import exit_code
-from stoker.cli.runs import checkpoint, runs
+from stoker.cli.runs import checkpoint, evaluations, runs
+from stoker.plan.timelines import Timeline
 from stoker.store.layout import RunLayout
+from stoker.store.log import ChainedLog
 from stoker.store.record import write_record
 from stoker.supervise.run.goodput import Goodput
 from stoker.supervise.run.launch_ends import LaunchEnd, note_end
@@ -102,3 +105,43 @@ def test_a_checkpoint_is_shown_with_what_keeps_it(paper: OnPaper, capsys: pytest
     assert rows[3].endswith("  sealed, its step is unknown")
     paper.status["body"]["run"] = "another"
     assert ask(paper, capsys, "checkpoint", "list")[2].endswith("  sealed, mirrored")
+
+
+def test_evaluations_are_shown_by_suite_without_those_that_a_rollback_abandoned(
+    paper: OnPaper, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluations, "read_identity", lambda *_: None)
+    bits = {"value": 1.25, "n": 62, "stderr": 0.01, "higher_is_better": False}
+    verdict = {"verdict": "doubt", "difference": 0.01, "low": -0.02, "high": 0.04, "n": 62}
+    line = {
+        "v": 1,
+        "step": 1000,
+        "timeline": 0,
+        "checkpoint_digest": "c",
+        "suite": "heldout",
+        "suite_digest": "d",
+    }
+    line |= {"metrics": {"heldout/bits_per_byte": bits}, "promotion": {"verdict": "promoted", "why": []}}
+    against = {"digest": "c", "verdicts": {"heldout/bits_per_byte": verdict}}
+    later = line | {"step": 2000, "timeline": 1, "against": against}
+    later["promotion"] = {"verdict": "not_promoted", "why": ["bits\tin doubt", "no gate"]}
+    failed = line | {"suite": "facts", "metrics": {}, "invalid": "it took too long", "promotion": None}
+    with closing(ChainedLog(paper.run.evaluations_log)) as log:
+        for one in (line, line | {"step": 1500}, failed, later):
+            log.append(one)
+    with closing(ChainedLog(paper.run.timelines)) as log:
+        log.append(Timeline(1, 0, 1000, (), "asked").body())
+    first, _, *rows = ask(paper, capsys, "evaluations")
+    assert first == f"run main of {paper.pipeline.name}: 3 results of evaluations"
+    assert [row.split("  ")[0] for row in rows if row[0] != " "] == ["facts", "heldout"]
+    assert "invalid: it took too long" in rows[1]
+    assert "1,000  heldout/bits_per_byte" in rows[3] and " 1.2500 ± 0.0196 " in rows[3]
+    assert rows[3].endswith("  promoted")
+    assert "doubt +0.0100 (-0.0200 to +0.0400)" in rows[4]
+    assert rows[4].endswith("  no: bits\\tin doubt; no gate")
+    as_json = json.loads("\n".join(ask(paper, capsys, "evaluations", "--json")))["evaluations"]
+    head, *table = (row.split("\t") for row in ask(paper, capsys, "evaluations", "--tsv"))
+    assert head == list(as_json[0])
+    assert {len(row) for row in table} == {len(head)}
+    assert [row[1] for row in table] == ["1000", "1000", "2000"]
+    assert [row["n"] for row in as_json] == [None, 62, 62]

@@ -31,6 +31,8 @@ NOW, LAUNCH, RESTART, _ = WHEN
         ),
         ("  on_checkpoint: backup", {"train.on_checkpoint": NOW}, NOW),
         ("  on_promoted: publish", {"train.on_promoted": NOW}, NOW),
+        ("evaluations: [{suite: a.yaml, at: [finish]}]", {"evaluations": NOW}, NOW),
+        ("promote: null", {}, NOW),
         ("  seed: 7", {"train.seed": RESTART}, NOW),
         ("hot: elsewhere", {"hot": RESTART}, NOW),
         ("metrics: {ports: {train: 0}}", {"metrics.ports.train": RESTART}, RESTART),

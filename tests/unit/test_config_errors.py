@@ -12,6 +12,8 @@ from stoker.config.problems import FORMER
 from stoker.store.errors import ConfigError
 from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
 
+SUITE = "evaluations: [{suite: a.yaml, at: [finish]}]"
+
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
@@ -50,6 +52,41 @@ from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
                 ("timezone: Europe/Bonn", "timezone: there is no time zone 'Europe/Bonn'; write one like"),
                 ("timezone: Europe", "timezone: there is no time zone 'Europe'"),
                 ("timezone: ../x", "timezone: there is no time zone '../x'"),
+            )
+        ),
+        *(
+            ("train:", f"{lines}\ntrain:", [f"mine.yaml:{error}"])
+            for lines, error in (
+                (
+                    "evaluations: [{suite: zzz, at: [finish]}]",
+                    "7: evaluations[0].suite: there is no suite named 'zzz'",
+                ),
+                (f"{SUITE[:-2]}, att: 1}}]", "7: evaluations[0].att: unknown key; did you mean 'at'?"),
+                (
+                    "evaluations: [{suite: a.yaml, at: [end]}]",
+                    "7: evaluations[0].at[0]: 'end' is not one of mile",
+                ),
+                (
+                    "evaluations: [{suite: a.yaml}]",
+                    "7: evaluations: no suite is ever due; write at, every",
+                ),
+                (
+                    f"{SUITE[:-1]}, {{suite: b/a.yaml}}]\npromote: {{primary: a/b}}",
+                    "7: evaluations: two suites",
+                ),
+                ("promote: {primary: a/b}", "7: promote: no suite is ever due; write at"),
+                (f"{SUITE}\npromote: {{}}", "8: promote.primary: is required"),
+                *(
+                    (f"{SUITE}\npromote: {{primary: {lines}}}", f"8: promote.{error}")
+                    for lines, error in (
+                        ("bits", "primary: 'bits' is not a metric; write TASK/METRIC, such as heldout/bits"),
+                        ("a/b, guards: {a/b: -1}", "guards.a/b: must be 0 or more"),
+                        ("a/b, guards: {ab: 1}", "guards.ab: 'ab' is not a metric"),
+                        ("a/b, floors: {a/b: high}", "floors.a/b: 'high' is not a number"),
+                        ("a/b, gate: smoke", "gate: is none of evaluations, which lists a; add it"),
+                        ("a/b, on_regression: stop", "on_regression: 'stop' is not one of event, pause"),
+                    )
+                ),
             )
         ),
         ("hot: hot\n", "", ["mine.yaml:1: hot: is required"]),

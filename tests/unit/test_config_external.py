@@ -61,6 +61,7 @@ def test_words_that_may_hold_a_secret_are_not_shown(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         (OWN + "  seq_len: 8\n", "mine.yaml:5: train.seq_len: is a setting of the built-in trainer"),
+        (OWN + "evaluations: [{suite: a.yaml, at: [finish]}]\n", "mine.yaml:5: evaluations: an external"),
         (OWN + "  model: tiny\n", "mine.yaml:5: train.model: is a setting of the built-in trainer"),
         (OWN + "  checkpoint: {every: 1h}\n", "mine.yaml:5: train.checkpoint.every: is a setting of the"),
         (OWN + "hot: hot\n", "mine.yaml:5: hot: is about a dataset, and none is named; remove it"),

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 
 from stoker.cli.bundles import proven_bundle
 from stoker.cli.main import exit_code
+from stoker.cli.transformers_model import _bfloat16
 from stoker.release.card import read_about
 from stoker.release.publish import read_bundle
-from stoker.release.transformers_model import _bfloat16
 from stoker.store.checksums import SUMS, checksums_of, write_checksums
 from stoker.store.errors import DataError, StokerError, UsageError
 from support.model_checkpoints import checkpoint_of

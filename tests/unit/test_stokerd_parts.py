@@ -100,7 +100,10 @@ def test_a_launch_waits_for_all_while_sets_come_back_and_goes_in_parts_once_none
 def test_a_launch_in_parts_makes_the_whole_batches_of_what_it_may_read() -> None:
     at = Checkpoint(Path(), 7, {"position": [0, 0]})
     accounts: Any = SimpleNamespace(
-        config=SimpleNamespace(global_batch=BATCH), reach=Position(1, 0), asked_until=None
+        config=SimpleNamespace(global_batch=BATCH, checkpoint=SimpleNamespace(milestones=())),
+        reach=Position(1, 0),
+        asked_until=None,
+        evaluations=(),
     )
     accounts.windows_left = lambda position: left_after(PLAN, position)
     assert Accounts.until(accounts, at) == 7 + WINDOWS // BATCH

@@ -216,7 +216,9 @@ def test_a_fetched_copy_is_proven_here_and_a_bad_one_is_never_asked_for_again(wa
 
 def test_the_logs_of_steps_and_of_launches_come_back_with_a_copy(warm: Warm) -> None:
     logs = ACTIVITIES["fetch"].task(warm.run, do.Job("fetch", COPY))["logs"]
-    assert [Path(log).name for log in logs] == ["metrics.jsonl", "launches.jsonl", "runs.jsonl"]
+    assert [Path(log).name for log in logs] == [
+        *("metrics.jsonl", "launches.jsonl", "runs.jsonl", "evaluations.jsonl")
+    ]
 
 
 def test_lost_rollbacks_come_back_before_anything_is_chosen(warm: Warm, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def test_every_phase_has_its_bucket() -> None:
         Phase.HALTED: "halted",
         Phase.FINISHED: None,
     }
+    assert bucket_of(Phase.WAITING, None, evaluates=True) == "evaluation"
+    assert bucket_of(Phase.TRAINING, "train", evaluates=True) == "steps"
     found = {doing: bucket_of(Phase.TRAINING, doing) for doing in (*PHASES, "")}
     assert found["checkpoint"] == "save_stall" and found[""] == "launch" and found["train"] == "steps"
     assert set(found.values()) <= set(BUCKETS)

@@ -14,8 +14,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from stoker.cli import transformers_model
 from stoker.cli.output import Sink
-from stoker.release import model_proof_worker, transformers_model
+from stoker.release import model_proof_worker
 from stoker.release.export_model import export_model
 from stoker.release.generate import generate
 from stoker.release.sampling import Sampling, TextModel

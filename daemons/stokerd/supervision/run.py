@@ -16,7 +16,9 @@ from stoker.kit.metrics import SAVE_BUCKETS, STEP_BUCKETS, Metrics
 from stoker.store.errors import UsageError
 from stoker.store.files import opened
 from stoker.store.layout import TRAIN_SUPERVISOR, RunLayout
+from stoker.store.record import read_or_set_aside
 from stoker.supervise.actions import Job
+from stoker.supervise.evaluation.promotion import in_force
 from stoker.supervise.health.trainer_protocol import CheckpointNotice
 from stoker.supervise.mirror.inventory import BEGINNING, Checkpoint, Checkpoints, MirrorState
 from stoker.supervise.run.horizon import milestones
@@ -38,6 +40,7 @@ class Counted:
     hooks: Counter[str] = field(default_factory=Counter)  # ended commands of train.on_checkpoint, by result
     ends: Counter[str] = field(default_factory=Counter)  # of workers, by kind of job and how
     mirror_failures: int = 0
+    evaluation_failures: int = 0
     quarantined: int = 0
     trained_tokens: int = 0
     nonfinite: int = 0
@@ -58,6 +61,7 @@ class Timings:
         self.hook = metrics.histogram(
             "train_hook_seconds", "Seconds of a command of train.on_checkpoint.", SAVE_BUCKETS
         )
+        self.evaluation = metrics.histogram("eval_seconds", "Seconds of an evaluation.", SAVE_BUCKETS)
         self.proof = metrics.histogram(
             "checkpoint_proof_seconds", "Seconds of a checkpoint's proof.", SAVE_BUCKETS
         )
@@ -87,7 +91,9 @@ class Run:
 
     def note_time(self) -> None:
         """Counts the time until now for what it was spent on; from now on it is for the present state."""
-        self.goodput.refresh(self.state, self.store.record, self.at.step)
+        job = self.jobs.get("evaluation")
+        evaluates = job is not None and job.subject.entry.where == "between"
+        self.goodput.refresh(self.state, self.store.record, self.at.step, evaluates=evaluates)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -137,8 +143,14 @@ class Run:
         self.keep_milestones()
 
     def keep_milestones(self) -> None:
-        """Makes retention keep the checkpoints where the decays of the recorded launches begin."""
-        self.checkpoints.keep_also(milestones(read_launches(self.layout.launches)[0]))
+        """Makes retention keep where the decays of the recorded launches begin, and what is promoted."""
+        promoted = {record["step"]} if (record := self.promoted()) else set()
+        self.checkpoints.keep_also(milestones(read_launches(self.layout.launches)[0]) | promoted)
+
+    def promoted(self) -> Mapping[str, Any]:
+        """Returns promoted.json; {} without one, and where a rollback went back past its checkpoint."""
+        record = read_or_set_aside(self.layout.promoted, self.pipeline.layout.quarantine)
+        return record if record and in_force(record, self.accounts.history()) else {}
 
     def prune_and_keep(self) -> None:
         """Removes superfluous checkpoints, which makes room, and brings consumed.json up to date."""

@@ -24,6 +24,7 @@ from stoker.supervise.run.record import RunState
 from stoker.supervise.state import Phase
 from stokerd.common.observer import Observer
 from stokerd.supervision.jobs import ACTIVITIES
+from stokerd.supervision.jobs.evaluation import shown as shown_evaluations
 from stokerd.supervision.jobs.gpus import GPU_FIGURES, STATE
 from stokerd.supervision.jobs.hook import RESULTS
 from stokerd.supervision.run import Run
@@ -122,6 +123,12 @@ FIGURES = (
         "Newest saves of an external trainer that were not sealed, in a row.",
         "figures.saves_refused",
     ),
+    Figure("eval_step", "Step that was evaluated last.", "evaluations.step.*", {"suite": ()}),
+    Figure("eval_value", "What was measured last.", "evaluations.value.*.*", {"suite": (), "metric": ()}),
+    Figure("eval_verdict", "1 for what is shown.", "evaluations.verdict.*.*", {"metric": (), "verdict": ()}),
+    Figure("eval_promoted_step", "Step of the promoted checkpoint.", "evaluations.promoted_step"),
+    Figure("eval_failures_total", "Evaluations that failed.", "figures.evaluation_failures"),
+    Figure("eval_due_timestamp_seconds", "Unix time since which one is due.", "evaluations.due_at"),
     Figure("checkpoint_mirror_enabled", "1 where checkpoints are mirrored.", "figures.has_mirror"),
     Figure("checkpoint_mirror_up", "1 while the mirror can be used.", "figures.mirror_up"),
     Figure("checkpoint_mirrored_step", "Step of the newest checkpoint on the mirror.", "mirror.step"),
@@ -192,6 +199,7 @@ class Status:
         more: dict[str, Any] = {
             "figures": figures(run, shown) | {"audit": self._audit},
             "gpus": STATE.of(run).shown(),
+            "evaluations": shown_evaluations(run),
             "workers": {job.kind: 1 for job in run.jobs.values()},
         }
         more |= {"goodput": run.goodput.shown(), "proven": run.checkpoints.proven_names}

@@ -28,6 +28,7 @@ COMMANDS = {
     "describe": ("pipeline.describe", "Show one source, step, launch, daemon, event or alert."),
     "events": ("pipeline.events", "Show what happened, oldest first."),
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
+    "evaluations": ("runs.evaluations", "Show what was measured of checkpoints, and what that promoted."),
     "report": ("report.command", "Write one HTML page about all of it."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
     "resume": ("runs.hold", "Continue a run that is paused or halted."),
@@ -39,6 +40,7 @@ COMMANDS = {
     "audit": ("runs.audit", "Recount every document, token and step from the disk."),
     "verify": ("data.verify", "Prove shard sets, parquet, checkpoints, downloads or models."),
     "replay": ("stoker.replay.command:replay", "Train a recorded run again and compare it bit by bit."),
+    "evaluate": ("stoker.evaluation.command:evaluate", "Score a checkpoint with a suite of tasks."),
     "bundle": ("stoker.release.bundle:bundle", "Write a proven model with its card, to publish or to serve."),
     "publish": ("stoker.release.publish:publish", "Put a bundle into a model's repository at a hub."),
     "fetch-model": ("stoker.release.fetch_model:fetch_model", "Bring a model from a hub, proven."),
@@ -76,9 +78,9 @@ COMMANDS = {
 }
 SECTIONS = {
     "Start": "init run watch",
-    "Look": "status top describe events runs report",
+    "Look": "status top describe events runs evaluations report",
     "Steer": "pause resume reload rollback train",
-    "Prove": "doctor rehearse audit verify replay",
+    "Prove": "doctor rehearse audit verify replay evaluate",
     "Release": "bundle publish fetch-model serve",
     "Things": "data checkpoint quarantine config memory units notify client",
     "Help": "help version",

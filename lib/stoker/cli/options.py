@@ -87,6 +87,12 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+def promoted_option(function: F) -> F:
+    """Adds `--promoted`: not the newest checkpoint of a run, but the one that evaluation promoted."""
+    what = "Of FILE's run or a run's directory, the checkpoint that evaluation promoted."
+    return click.option("--promoted", is_flag=True, help=what)(function)
+
+
 def json_option(function: F) -> F:
     """Adds `--json`: the same facts for a program."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a report.")(function)

@@ -43,6 +43,7 @@ def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
         *_broken(_source(pipeline.dataset.source) if pipeline.has_data else ()),
         *_broken(_data(pipeline)),
         *_broken(_training(pipeline)),
+        *_broken(_evaluations(pipeline)),
         *_broken(_not_yet(pipeline)),
     ]
 
@@ -353,6 +354,19 @@ def _too_long(train: Train, horizon: int) -> str:
         f"{warmup} steps of warm-up and {horizon - begins} of decay are more than the run's {horizon}; "
         "lower warmup_steps or decay"
     )
+
+
+def _evaluations(pipeline: Pipeline) -> Iterator[Rule]:
+    promote, names = pipeline.promote, [one.name for one in pipeline.evaluations]
+    external = "an external trainer's checkpoints hold no model that Stoker knows; remove it"
+    yield names and not pipeline.train.follows_plan, "evaluations", external
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield True, "evaluations", f"two suites have the name {name}; give the one another file name"
+    never = "no suite is ever due; write at, every_steps or every_checkpoints for one in evaluations"
+    is_timed = any(one.has_time for one in pipeline.evaluations)
+    yield (names or promote) and not is_timed, "evaluations" if names else "promote", never
+    unknown = is_timed and promote and promote.gate not in (None, *names)
+    yield unknown, "promote.gate", f"is none of evaluations, which lists {', '.join(names)}; add it"
 
 
 def _not_yet(pipeline: Pipeline) -> Iterator[Rule]:

@@ -33,6 +33,7 @@ def load_pipeline(path: str | os.PathLike[str], environ: Mapping[str, str] = os.
         apply_overrides(document, environ)
         _settle_external(document)
         _resolve_model(document)
+        _resolve_suites(document)
     except Unreadable as error:
         raise ConfigError(str(error)) from error
     _settle_defaults(document)
@@ -116,15 +117,29 @@ def _resolve_model(document: Document) -> None:
     name = train.setdefault("model", DEFAULT_MODEL)
     if not isinstance(name, str):
         return
-    models = examples_dir() / "models"
-    known = sorted(path.stem for path in models.glob("*.yaml"))
-    if name not in known:
-        guess = nearest(name, known)
-        hint = f"did you mean '{guess}'?" if guess else f"write its mapping, or one of {', '.join(known)}"
-        text = f"there is no model named {str(name)!r}; {hint}"
-        document.problems.append(document.problem(_MODEL, text))
-        name = DEFAULT_MODEL  # any known model, so that the other keys are still checked
-    document.graft(_MODEL, read_document(models / f"{name}.yaml"))
+    file = _shipped("model", name, "its mapping", document, _MODEL)
+    # any known model, so that the other keys are still checked
+    document.graft(_MODEL, read_document(file or examples_dir() / "models" / f"{DEFAULT_MODEL}.yaml"))
+
+
+def _resolve_suites(document: Document) -> None:
+    """Replaces a shipped suite's name by its file."""
+    entries = document.values.get("evaluations")
+    for number, entry in enumerate(entries if isinstance(entries, list) else ()):
+        name = entry.get("suite") if isinstance(entry, dict) else None
+        if isinstance(name, str) and not name.endswith(".yaml"):
+            file = _shipped("suite", name, "a path of FILE.yaml", document, ("evaluations", number, "suite"))
+            entry["suite"] = str(file or f"{name}.yaml")
+
+
+def _shipped(what: str, name: str, otherwise: str, document: Document, path: KeyPath) -> Path | None:
+    """Returns the shipped file of a name; None, and a problem of the document, where there is none."""
+    files = {file.stem: file for file in sorted((examples_dir() / f"{what}s").glob("*.yaml"))}
+    if name not in files:
+        guess = nearest(name, files)
+        hint = f"did you mean '{guess}'?" if guess else f"write {otherwise}, or one of {', '.join(files)}"
+        document.problems.append(document.problem(path, f"there is no {what} named {str(name)!r}; {hint}"))
+    return files.get(name)
 
 
 def _settle_defaults(document: Document) -> None:

@@ -35,9 +35,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def section_at(path: KeyPath) -> type[BaseModel] | None:
+def section_at(path: KeyPath, root: type[BaseModel] = Pipeline) -> type[BaseModel] | None:
     """Returns the schema of the mapping at path; None where no mapping is expected there."""
-    section: type[BaseModel] | None = Pipeline
+    section: type[BaseModel] | None = root
     for part in (each for each in path if isinstance(each, str)):  # not the number of a section in a list
         if section is None or part not in section.model_fields:
             return None
@@ -58,9 +58,9 @@ def every_key(section: type[BaseModel] = Pipeline, at: KeyPath = ()) -> list[Key
     return paths
 
 
-def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
+def unknown_key(path: KeyPath, root: type[BaseModel] = Pipeline) -> tuple[str, KeyPath | None]:
     """Returns the error text for an unknown key, and the path that was probably meant."""
-    section = section_at(path[:-1])
+    section = section_at(path[:-1], root)
     known = list(section.model_fields) if section else []
     word = str(path[-1])
     if instead := FORMER.get(dotted(path)):
@@ -70,13 +70,15 @@ def unknown_key(path: KeyPath) -> tuple[str, KeyPath | None]:
     guess = nearest(word, known)
     if guess is not None:
         return f"unknown key; did you mean '{guess}'?", (*path[:-1], guess)
-    elsewhere = [place for place in every_key() if place[-1] == word]
+    elsewhere = [place for place in every_key(root) if place[-1] == word]
     if len(elsewhere) == 1:
         return f"unknown key here; it belongs at '{dotted(elsewhere[0])}'", elsewhere[0]
     return f"unknown key; known here: {', '.join(known)}", None
 
 
-def explain(error: ValidationError, document: Document) -> tuple[list[Problem], set[KeyPath]]:
+def explain(
+    error: ValidationError, document: Document, root: type[BaseModel] = Pipeline
+) -> tuple[list[Problem], set[KeyPath]]:
     """Returns the problems that pydantic found, and their keys, with those probably meant."""
     texts: dict[KeyPath, str] = {}
     missing: list[KeyPath] = []
@@ -87,7 +89,7 @@ def explain(error: ValidationError, document: Document) -> tuple[list[Problem], 
         if item["type"] == "missing":
             missing.append(path)
         elif item["type"] == "extra_forbidden":
-            texts[path], meant = unknown_key(path)
+            texts[path], meant = unknown_key(path, root)
             about |= {meant} if meant else set()
         else:
             texts[path] = _sentence(item["type"], item.get("ctx", {}), item["input"])

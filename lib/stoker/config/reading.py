@@ -198,6 +198,7 @@ _name = _named(
 _dataset_name = _named(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", "dataset's name; use letters, digits, . _ and -, at most 80 of them"
 )
+_metric = _named(r"[^/\s]+/[^/\s]+", "metric; write TASK/METRIC, such as heldout/bits_per_byte")
 
 _TIME = r"([01]\d|2[0-3]):[0-5]\d"
 _clock = _named(_TIME, "time of day; write one from 00:00 to 23:59, in quotes")
@@ -233,6 +234,7 @@ Hours = Annotated[str, BeforeValidator(_hours)]
 Zone = Annotated[str, BeforeValidator(read_zone)]
 Name = Annotated[str, BeforeValidator(_name)]
 DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
+MetricName = Annotated[str, BeforeValidator(_metric)]
 Flag = Annotated[bool, BeforeValidator(read_flag)]
 FilePath = Annotated[Path, BeforeValidator(read_path)]
 Natural = Annotated[_Count, Field(ge=0)]

@@ -31,6 +31,7 @@ from stoker.config.reading import (
     Text,
     Zone,
 )
+from stoker.config.schema_evaluation import Promote, SuiteSchedule
 from stoker.config.schema_train import Train
 from stoker.config.sources import SOURCES, SourceKind
 from stoker.store.layout import HotLayout, RuntimeLayout, StateLayout, WarmLayout
@@ -284,6 +285,8 @@ class Pipeline(Section):
     evict: Evict = Evict()
     plan: Plan = Plan()
     train: Train
+    evaluations: tuple[SuiteSchedule, ...] = ()
+    promote: Promote | None = None
     supervise: Supervise = Supervise()
     quarantine: Quarantine = Quarantine()
     metrics: Metrics = Metrics()

@@ -12,7 +12,7 @@ import click
 
 from stoker.checkpoints.format import CheckpointBody
 from stoker.checkpoints.retention import reading
-from stoker.cli.options import PATH, TEXT, one_line
+from stoker.cli.options import PATH, TEXT, one_line, promoted_option
 from stoker.cli.output import Sink, new_directory, write_json
 from stoker.cli.which_run import proven_checkpoint
 from stoker.cli.worker_jobs import Workers
@@ -34,11 +34,14 @@ PROOF = Activity("model_proof", "stoker.release.model_proof_worker", silent_s=6 
 @click.argument("out", type=PATH)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Of weights.")
 @click.option("--tar", is_flag=True, help="Make OUT one file, a tarball.")
-@click.option("--card", type=PATH, metavar="FILE", help="What the card says of use, limits and licence.")
-@click.option("--license", "licence", type=TEXT, metavar="ID", help="The licence, where FILE has none.")
+@click.option(
+    "--card", "file", type=PATH, metavar="FILE", help="What the card says of use, limits and licence."
+)
+@click.option("--license", "license_id", type=TEXT, metavar="ID", help="The licence, where FILE has none.")
+@promoted_option
 @click.option("--current", "link", type=PATH, metavar="LINK", help="A symbolic link to turn to OUT at last.")
 def bundle(  # noqa: PLR0917 - click passes an argument per option
-    source: Path, out: Path, dtype: str, tar: bool, card: Path | None, licence: str | None, link: Path | None
+    source: Path, out: Path, dtype: str, tar: bool, promoted: bool, link: Path | None, **card: Any
 ) -> None:
     """Write the model of CHECKPOINT to the new directory OUT, with a card and the hash of every file.
 
@@ -53,8 +56,8 @@ def bundle(  # noqa: PLR0917 - click passes an argument per option
     """
     if link is not None:
         _check_link(link, out, tar=tar)
-    about = read_about(card, licence)
-    directory, body = proven_checkpoint(source)
+    about = read_about(**card)
+    directory, body = proven_checkpoint(source, promoted=promoted)
     facts = {**facts_of(directory, body), "dtype": dtype, "license": about.license}
     facts["proven"] = importlib.util.find_spec("transformers") is not None  # else there is no bundle
     if link is None or not _is_made(out, facts, about):
@@ -91,7 +94,7 @@ def _make(
     checkpoint: Path, body: CheckpointBody, out: Path, facts: dict[str, Any], about: About, *, tar: bool
 ) -> None:
     """Makes the bundle under a temporary name; each file is written before what speaks of it."""
-    from stoker.release.transformers_model import bytes_of, write_model
+    from stoker.cli.transformers_model import bytes_of, write_model
 
     needed = bytes_of(body.files, facts["dtype"]) * (1 + tar)
     with reading(checkpoint), new_directory(out, needed, part=TAR if tar else "") as building:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stoker.checkpoints.format import BODY, PLAN_COPY, TIMELINES_COPY, CheckpointBody
+from stoker.checkpoints.retention import History
 from stoker.kit.terminal import harmless
 from stoker.plan.log import read_plan
 from stoker.plan.positions import Position, books
@@ -16,12 +18,19 @@ from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, UsageError, storage_errors
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record
+from stoker.supervise.evaluation.lines import newest, read_lines
 from stoker.supervise.run.early_stop import newest_evaluation, read_evaluations
 from stoker.supervise.run.record import parse_record
 
 MOST_BYTES = 1 << 20  # of a maker's text
 TEMPLATE = Path(__file__).with_name("card.md")
-ELSEWHERE = ("v", "license", "proven", "versions")  # facts that the card has in other places, or not at all
+ELSEWHERE = (
+    "v",
+    "license",
+    "proven",
+    "versions",
+    "evaluations",
+)  # facts that the card has in other places, or not at all
 DATA = ("windows_applied", "windows_skipped", "epochs_begun", "shard_sets")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _MARKUP = re.compile(r"([!-/:-@\[-`{-~])")
@@ -74,7 +83,7 @@ def _text(file: Path) -> str:
 
 def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
     """Returns what a proven checkpoint knows, None for what it does not; no path, host name or time."""
-    timelines = read_timelines(directory / TIMELINES_COPY)
+    timelines, digest = read_timelines(directory / TIMELINES_COPY), hash_file(directory / BODY).sha256
     record = body.raw.get("run_record") or {}
     return {
         "v": 1,
@@ -83,8 +92,16 @@ def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
         **_data(directory, body, timelines),
         **_heldout(directory.resolve(), body, timelines),
         "tokenizer_sha256": body.files["tokenizer.json"].sha256,
-        "checkpoint_sha256": hash_file(directory / BODY).sha256,
+        "checkpoint_sha256": digest,
+        "evaluations": _evaluations(directory.resolve(), ancestry(timelines, body.timeline), digest),
     }
+
+
+def _evaluations(directory: Path, history: History, digest: str) -> list[dict[str, Any]]:
+    """Returns what the checkpoint's evaluations found, the newest of each suite."""
+    lines, _ = read_lines(RunLayout(directory.parent.parent).evaluations_log, history)
+    valid = [asdict(line) for line in newest(lines, digest).values() if line.invalid is None]
+    return [{name: line[name] for name in ("suite", "suite_digest", "metrics")} for line in valid]
 
 
 def _data(directory: Path, body: CheckpointBody, timelines: Timelines) -> dict[str, int | None]:
@@ -122,6 +139,8 @@ def card_of(about: About, facts: Mapping[str, Any]) -> bytes:
         title=f"{_plain(facts['run'])}, step {facts['step']:,}",
         about=about.text,
         proven=facts["proven"],
+        evaluations=facts.get("evaluations", ()),
+        plain=_plain,
         rows=[(name, _plain(value)) for name, value in told.items() if value is not None],
         unknown=[name for name, value in told.items() if value is None],
     )

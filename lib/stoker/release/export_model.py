@@ -22,7 +22,7 @@ def export_model(checkpoint: Path, out: Path) -> None:
     which puts end-of-text before a text. Exit codes: 65 the checkpoint is not whole; 74 no room.
     """
     directory, body = proven_checkpoint(checkpoint)
-    from stoker.release import transformers_model
+    from stoker.cli import transformers_model
 
     name = transformers_model.export_model(directory, body.files, out)
     click.echo(f"{out}: {name} of step {body.step:,}; AutoModelForCausalLM.from_pretrained reads it")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from stoker.cli.bundles import is_bundle
-from stoker.cli.options import PATH, TEXT, FiniteRange
+from stoker.cli.options import PATH, TEXT, FiniteRange, promoted_option
 from stoker.cli.which_run import proven_checkpoint
 
 
@@ -26,10 +27,9 @@ from stoker.cli.which_run import proven_checkpoint
     type=FiniteRange(0, 1, min_open=True),
     help="Of these, draw from the fewest that have this share of the probability.",
 )
+@promoted_option
 @click.option("--seed", default=0, type=int, help="The same seed gives the same text.")
-def generate(  # noqa: PLR0917 - click passes an argument per option
-    checkpoint: Path, prompt: str, tokens: int, temperature: float, top_k: int, top_p: float, seed: int
-) -> None:
+def generate(checkpoint: Path, prompt: str, tokens: int, promoted: bool, **sampling: Any) -> None:
     """Continue a text with the model of CHECKPOINT, which is proven whole first.
 
     CHECKPOINT is a step-... directory; a pipeline FILE, a run's directory or its checkpoints/ means the
@@ -37,15 +37,15 @@ def generate(  # noqa: PLR0917 - click passes an argument per option
     on from the last half of that, again and again. CHECKPOINT may be a bundle: transformers generates, and no
     text outgrows the model. Exit code 65: the checkpoint or bundle is not whole.
     """
-    is_bundled = is_bundle(checkpoint)
-    directory = checkpoint if is_bundled else proven_checkpoint(checkpoint)[0]
+    is_bundled = is_bundle(checkpoint) and not promoted
+    directory = checkpoint if is_bundled else proven_checkpoint(checkpoint, promoted=promoted)[0]
     from stoker.release.bundled import continue_bundle
     from stoker.release.sampling import Sampling, TextModel
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    how = Sampling(**sampling)
     if is_bundled:
-        text = continue_bundle(directory, prompt, tokens, sampling)
+        text = continue_bundle(directory, prompt, tokens, how)
     else:
-        text = TextModel(directory).continue_text(prompt, tokens, sampling)
+        text = TextModel(directory).continue_text(prompt, tokens, how)
     sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.buffer.flush()

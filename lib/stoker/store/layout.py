@@ -127,6 +127,8 @@ class RunLayout:
         self.launches = root / "launches.jsonl"  # the first step and the settings of each launch
         self.runs = root / "runs.jsonl"  # how each launch ended, and where the time went
         self.goodput = root / "goodput.json"  # the account of the run's time so far
+        self.evaluations_log = root / "evaluations.jsonl"  # what each evaluation found
+        self.evaluations = root / "evaluations"  # their samples, and the model that is being evaluated
         self.promoted = root / "promoted.json"  # the checkpoint that evaluation promoted last
         self.told = root / "told.json"  # checkpoints that a trainer told of and that are not sealed yet
         self.mirror = root / "mirror.json"  # the checkpoints that the mirror held at the last listing

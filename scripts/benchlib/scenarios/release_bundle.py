@@ -50,7 +50,7 @@ class BundleScenario(Scenario):
             for name, parameter in Model(SHAPE).named_parameters()
         }
         for place, states in (("model", 0), ("state", 2)):
-            _seal(directory / place, model, states)
+            seal(directory / place, model, states)
 
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
         return {
@@ -99,7 +99,8 @@ def _run(*words: object) -> float:
     return 1024.0 * int(done.stdout.split()[-1])
 
 
-def _seal(place: Path, model: Mapping[str, np.ndarray], states: int) -> None:
+def seal(place: Path, model: Mapping[str, np.ndarray], states: int = 0, shape: Shape = SHAPE) -> None:
+    """Seals a checkpoint of these weights, and of an optimizer with so many states of each."""
     place.mkdir()
     tensors = {"model": model}
     if states:
@@ -118,6 +119,6 @@ def _seal(place: Path, model: Mapping[str, np.ndarray], states: int) -> None:
             listed = [Tensor(name, "F32", array.shape, array.data.cast("B")) for name, array in each.items()]
             for file, parts in tensor_files(kind, listed):
                 writer.add(file, parts)
-        writer.add("model.json", [canonical_json({"v": 1, **SHAPE.body()})])
+        writer.add("model.json", [canonical_json({"v": 1, **shape.body()})])
         writer.add("tokenizer.json", [train_tokenizer([["a text to train on, and another text"]], 300)])
         writer.seal(body)

@@ -16,7 +16,7 @@ from dashlib.panels import BAD, GOOD, INFO, WARN, Board, Panel, Row
 
 _NO_GPU = "no GPU"
 _LACKS = "no GPU, or one that does not tell this"
-_LOST = '{*,bucket!~"steps|data_wait|halted"}'  # as the alerts count it
+_LOST = '{*,bucket!~"steps|data_wait|halted|evaluation"}'  # as the alerts count it
 _MIRROR = "no mirror of the checkpoints"
 
 
@@ -268,6 +268,29 @@ _CHECKPOINTS = (
     ),
 )
 
+_EVALUATIONS = (
+    Panel(
+        "Evaluations",
+        "none",
+        {"{{suite}} {{metric}}": "stoker_eval_value{*}"},
+        "What the last evaluation of each suite measured. Each metric has its own unit and direction.",
+        empty="nothing evaluated yet",
+        width=16,
+    ),
+    Panel(
+        "Evaluated and promoted",
+        "short",
+        {
+            "{{suite}}": "stoker_eval_step{*}",
+            "promoted": "stoker_eval_promoted_step{*}",
+            "failures": "stoker_eval_failures_total{*}",
+        },
+        "Step of the last evaluated checkpoint by suite, step of the promoted one, and failed evaluations.",
+        empty="nothing evaluated yet",
+        width=8,
+    ),
+)
+
 _GPUS = (
     Panel(
         "GPU memory",
@@ -374,6 +397,7 @@ TRAINING = Board(
         Row("Efficiency", _EFFICIENCY),
         Row("The run's life", _LIFE),
         Row("Checkpoints", _CHECKPOINTS),
+        Row("Evaluations", _EVALUATIONS),
         Row("GPUs", _GPUS),
     ),
 )

@@ -18,6 +18,7 @@ from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_t
 from stoker.store.errors import DataError, StorageError
 from stoker.store.layout import TRAIN_SUPERVISOR
 from stoker.store.record import read_or_set_aside, write_record
+from stoker.supervise.evaluation.due import next_stop
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.early_stop import Standstill, newest_evaluation, read_evaluations, standstill
 from stoker.supervise.run.horizon import longer_from
@@ -42,6 +43,7 @@ class Accounts:
         self.layout, self.events, self.config = context.layout, context.events, context.pipeline.train
         self.run, self.file, self.kind = context.layout.run(self.config.run), context.pipeline.file, kind
         self.store, self.planner, self.asked_until = store, planner, context.until
+        self.evaluations = context.pipeline.evaluations
         before = read_or_set_aside(self.run.consumed, self.layout.quarantine) or {}
         known, reach = before.get("windows_per_s"), before.get("reach")
         # The position where the next launch stops; None: it may read the whole plan.
@@ -167,12 +169,12 @@ class Accounts:
         return left_after(self.planner.plan, position, self.skips())
 
     def until(self, at: Checkpoint) -> int | None:
-        """Returns the last step of a launch that ends at `reach` or at --until; None where neither is set."""
-        if self.reach is None:
-            return self.asked_until
-        windows = self.windows_left(at.position) - self.windows_left(self.reach)
-        step = at.step + windows // self.config.global_batch
-        return step if self.asked_until is None else min(step, self.asked_until)
+        """Returns the last step of a launch: at `reach`, --until or an evaluation; None: that of the run."""
+        stops = [self.asked_until, next_stop(self.evaluations, at.step, self.config.checkpoint.milestones)]
+        if self.reach is not None:
+            windows = self.windows_left(at.position) - self.windows_left(self.reach)
+            stops.append(at.step + windows // self.config.global_batch)
+        return min((stop for stop in stops if stop is not None), default=None)
 
     def target(self, at: Checkpoint, step: int, position: Position) -> int:
         """Returns how many windows the plan must have, for a trainer at this step and position."""

@@ -62,12 +62,14 @@ class GoodputBooks:
             account.totals["down"] += max(0.0, down_s)
         account.at, account.bucket = now, None
 
-    def refresh(self, state: RunState, record: RunRecord | None, proven_step: int) -> None:
+    def refresh(
+        self, state: RunState, record: RunRecord | None, proven_step: int, *, evaluates: bool = False
+    ) -> None:
         """Counts the time since the last look; call it each cycle and at each change of phase."""
         account, live = self.account, state.live
         is_over = record is None or record.finished is not None
         doing = live.view.doing if live is not None else None
-        account.passed(now_s(), None if is_over else bucket_of(state.phase, doing))
+        account.passed(now_s(), None if is_over else bucket_of(state.phase, doing, evaluates=evaluates))
         if live is not None and live.view.step is not None:
             account.told(live.view.step, live.view.data_wait_s or 0.0)
         account.proven(proven_step)

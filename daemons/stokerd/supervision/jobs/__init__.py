@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stokerd.supervision.jobs.base import RunActivity
+from stokerd.supervision.jobs.evaluation import EVALUATION, EVALUATION_BETWEEN
 from stokerd.supervision.jobs.external import LOOK, RESTORE, WATCH
 from stokerd.supervision.jobs.gpus import GPUS
 from stokerd.supervision.jobs.hook import HOOK, HOOK_PROMOTED
@@ -14,5 +15,6 @@ ACTIVITIES: dict[str, RunActivity] = {
     for each in (
         *(CHECKPOINT, ORIGIN, SETS, HELDOUT, SYNC, FETCH),
         *(LOOK, RESTORE, WATCH, HOOK, HOOK_PROMOTED, GPUS),
+        *(EVALUATION_BETWEEN, EVALUATION),
     )
 }

@@ -14,7 +14,7 @@ from stokerd.supervision.run import Run
 
 Message = Mapping[str, Any]
 # The workers of a pool may hang together: in a dead warm disk, in a trainer's directory, in the GPUs' driver.
-Pool = Literal["local", "warm", "external", "gpus"]
+Pool = Literal["local", "warm", "external", "gpus", "evaluation"]
 EVERY_PHASE = frozenset(Phase)
 S = TypeVar("S")
 

@@ -68,7 +68,9 @@ def _task(run: Run, job: Job, **words: Any) -> dict[str, Any]:
 
 
 def _logs(run: Run) -> list[str]:
-    return list(map(str, (run.layout.metrics, run.layout.launches, run.layout.runs)))
+    return list(
+        map(str, (run.layout.metrics, run.layout.launches, run.layout.runs, run.layout.evaluations_log))
+    )
 
 
 def _sync_task(run: Run, job: Job) -> dict[str, Any]:

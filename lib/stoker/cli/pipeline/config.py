@@ -7,6 +7,8 @@ for the state that they own: the dataset's pin, the run's record, the size of ho
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -73,6 +75,8 @@ def check(pipeline: Pipeline) -> None:
     """
     for warning in checked(pipeline, *address_faults(pipeline)):
         click.echo(f"warning: {warning}")
+    for line in _suites(pipeline)[2]:
+        click.echo(line)
     click.echo(f"ok: {_summary(pipeline)}")
 
 
@@ -141,9 +145,23 @@ def findings(pipeline: Pipeline) -> tuple[list[Fault], list[Fault]]:
         whole = _whole(pipeline, pin, seen)
     except StorageError as error:
         warnings.append(Fault(("state",), f"{error}; the file is not checked against what is there"))
+    of_suites = _suites(pipeline)
+    faults += of_suites[0]
     coming = disappointments(pipeline, whole, training_days(pipeline)) if pipeline.train.follows_plan else []
     warnings = [*notes(pipeline, whole_run(pipeline)[0]), *warnings, *shared_ports(pipeline)]
-    return faults, [*warnings, *exposed(pipeline), *_source_warnings(pipeline, seen), *coming]
+    return faults, [*warnings, *exposed(pipeline), *_source_warnings(pipeline, seen), *coming, *of_suites[1]]
+
+
+def _suites(pipeline: Pipeline) -> tuple[list[Fault], list[Fault], list[str]]:
+    """Returns what the extra of evaluations says of their suites: faults, warnings and what they can show."""
+    if not pipeline.evaluations:
+        return [], [], []
+    if not (importlib.util.find_spec("stoker.evaluation") and importlib.util.find_spec("lm_eval")):
+        text = "need lm_eval, which is not installed; `pip install 'stoker[eval]'` installs it"
+        return [Fault(("evaluations",), text)], [], []
+    found: tuple[list[Fault], list[Fault], list[str]]
+    found = importlib.import_module("stoker.evaluation.outlook").outlook(pipeline)
+    return found
 
 
 def _surroundings(pipeline: Pipeline) -> Iterator[Fault]:

@@ -106,7 +106,8 @@ def _made(pipeline: Pipeline, homes: Mapping[str, Path], every_s: float) -> Scra
             raise UnavailableError(f"{place} has no room for a rehearsal: {why}; free some, or lower that")
     name = homes["state"].name[1:]
     body: dict[str, Any] = yaml.safe_load(effective_yaml(pipeline))
-    body.pop("notify", None)
+    for key in ("notify", "evaluations", "promote"):
+        body.pop(key, None)
     body |= {"name": name, **{key: str(home / key) for key, home in homes.items()}}
     body["metrics"]["ports"] = dict.fromkeys(body["metrics"]["ports"], 0)
     body["dataset"]["source"]["include"] = [re.sub(r"[*?\[\]]", "?", path) for path in files]

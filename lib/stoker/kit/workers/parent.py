@@ -25,8 +25,9 @@ STACKS_S = 2.0  # from ABRT, on which a worker writes its threads' stacks to sta
 # how long stop() waits for a killed worker; a worker in uninterruptible I/O may take longer
 KILL_WAIT_S = 5.0
 STALL_CPU_S = 0.25  # less CPU time than that within a stall time is no work
-# The bound for which the daemon ended a worker: no message, neither message nor CPU time, too much memory.
-Bound = Literal["silent", "stalled", "over_memory"]
+# The bound for which the daemon ended a worker: no message, neither message nor CPU time, too much memory,
+# too much time.
+Bound = Literal["silent", "stalled", "over_memory", "late"]
 ExitKind = Literal["finished", "failed", "killed", Bound]
 
 
@@ -34,12 +35,14 @@ ExitKind = Literal["finished", "failed", "killed", Bound]
 class Bounds:
     """The bounds of a worker at its task; None means no bound.
 
-    `silent_s` is the time between two messages, `stall_s` the time with neither a message nor CPU time.
+    `silent_s` is the time between two messages, `stall_s` the time with neither a message nor CPU time,
+    `limit_s` the whole time of the task.
     """
 
     silent_s: float | None = None
     stall_s: float | None = None
     most_rss_bytes: int | None = None
+    limit_s: float | None = None
 
 
 NO_BOUNDS = Bounds()
@@ -68,6 +71,8 @@ class WorkerExit:
                 return "finished"
             case "over_memory":
                 return f"it took {self.max_rss_bytes >> 20} MiB of memory, more than it may"
+            case "late":
+                return f"it took longer than it may ({self.wall_s:.0f} s)"
             case "stalled":
                 return f"no message and no CPU time for too long ({self.wall_s:.0f} s at work)"
             case "silent":
@@ -219,6 +224,8 @@ class Worker:
             self._moved_at, self._moved_cpu_s = now, sample.cpu_s
         if bounds.most_rss_bytes is not None and sample.rss_bytes > bounds.most_rss_bytes:
             return "over_memory"
+        if bounds.limit_s is not None and now - self._given > bounds.limit_s:
+            return "late"
         if bounds.silent_s is not None and now - self._last_word > bounds.silent_s:
             return "silent"
         return "stalled" if bounds.stall_s is not None and now - self._moved_at > bounds.stall_s else None

@@ -113,10 +113,14 @@ class WorkerPool(Generic[F]):
         self._heard_at = time.monotonic()
 
     def start(self, activity: Activity, subject: str, task: Mapping[str, Any], facts: F) -> Job[F]:
-        """Gives a task to an idle worker if the activity is reusable, else to a new worker."""
+        """Gives a task to an idle worker if the activity is reusable, else to a new worker.
+
+        A task may bound its own worker: `memory_bytes`, `timeout_s`.
+        """
         assert subject not in self._jobs, f"{subject} is being worked on"
         most_rss_bytes = self._most_rss_bytes if activity.is_memory_bound else None
-        bounds = Bounds(activity.silent_s, activity.stall_s, most_rss_bytes)
+        most_rss_bytes = task.get("memory_bytes", most_rss_bytes)
+        bounds = Bounds(activity.silent_s, activity.stall_s, most_rss_bytes, task.get("timeout_s"))
         worker = self._take_idle(activity.module) if activity.is_reusable else None
         if worker is None:
             worker = Worker(

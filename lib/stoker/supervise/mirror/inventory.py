@@ -63,6 +63,7 @@ class Checkpoints:
         self._milestones = frozenset(keep.milestones)
         self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, self._milestones)
         self.kept: set[str] = set()  # names that retention spares until the next launch
+        self.evaluated: set[str] = set()  # and those that an evaluation needs now
         self._proven: dict[str, Checkpoint] = {}
         self._retry_at: dict[str, float] = {}
         self._sealed: Checkpoint | None = None
@@ -178,7 +179,8 @@ class Checkpoints:
         self.forget_missing()
         gone = prune({one.step: one.body.get("val_loss") for one in self._proven.values()}, self.policy)
         unwanted = [one for one in self._proven.values() if one.step in gone]
-        removed = [one for one in unwanted if one.path.name not in self.kept and remove_checkpoint(one.path)]
+        spared = self.kept | self.evaluated
+        removed = [one for one in unwanted if one.path.name not in spared and remove_checkpoint(one.path)]
         for one in removed:
             del self._proven[one.path.name]
         return [one.step for one in removed]

@@ -23,6 +23,7 @@ BUCKETS = (
     "redone",  # steps lost, or made again
     "backoff",
     "proving",
+    "evaluation",  # between two launches, on the device that the trainer has let go
     "halted",
     "down",  # no supervisor ran
 )
@@ -45,11 +46,14 @@ _OF_TRAINER = {
 }
 
 
-def bucket_of(phase: str, doing: str | None) -> str | None:
+def bucket_of(phase: str, doing: str | None, *, evaluates: bool = False) -> str | None:
     """Returns the bucket of the time in a phase of the supervisor; None where the run is over.
 
-    `doing` is the phase of a running trainer, "" before its first word and after its last.
+    `doing` is the phase of a running trainer, "" before its first word and after its last; `evaluates`: no
+    launch is made while a checkpoint is evaluated.
     """
+    if evaluates and phase == "waiting":
+        return "evaluation"
     return _OF_PHASE.get(phase) if doing is None else _OF_TRAINER.get(doing, "launch")
 
 

@@ -70,9 +70,7 @@ def not_repeated(what: str) -> Iterator[None]:
         yield
     except Exception as problem:
         if is_out_of_memory(problem):
-            raise NoMemory(
-                f"memory ran out in {what}: {words_of(problem)}. Give the trainer more memory"
-            ) from problem
+            raise NoMemory(f"memory ran out in {what}: {words_of(problem)}. Give it more memory") from problem
         raise
 
 

@@ -1,0 +1,89 @@
+"""`stoker evaluate`: runs a suite over a checkpoint in the foreground, and compares it with another."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stoker.checkpoints.format import BODY
+from stoker.cli.options import PATH, TEXT, answer, did_you_mean, json_option
+from stoker.cli.which_run import proven_checkpoint
+from stoker.cli.worker_jobs import Workers
+from stoker.config.load import examples_dir
+from stoker.kit.workers.pool import Activity
+from stoker.store.direct import hash_file
+from stoker.store.errors import DataError, UnavailableError, UsageError
+
+EVALUATION = Activity("evaluation", "stoker.evaluation.worker", silent_s=3600.0)  # a pass of a large model
+SAMPLES_BYTES = 64 << 20
+VERDICT = " {verdict}: {difference:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+@click.command(epilog="Example: stoker evaluate /etc/stoker/fineweb.yaml --suite heldout")
+@click.argument("source", metavar="CHECKPOINT", type=PATH)
+@click.option("--suite", required=True, type=TEXT, help="A shipped suite, or the YAML file of one.")
+@click.option("--baseline", type=PATH, metavar="CHECKPOINT", help="Compare with this one.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option("--batch", type=click.IntRange(1), default=8, help="Texts a pass at most.")
+@click.option("--threads", type=click.IntRange(1), default=1, help="Of the CPU.")
+@click.option("--samples", type=PATH, metavar="DIR", help="Keep what was made of each text there.")
+@json_option
+def evaluate(
+    source: Path, suite: str, baseline: Path | None, samples: Path | None, as_json: bool, **how: Any
+) -> int:
+    """Evaluate the model of CHECKPOINT with a suite of tasks of lm-evaluation-harness.
+
+    CHECKPOINT is a step-... directory; a pipeline FILE, a run's directory or its checkpoints/ means the
+    newest checkpoint of it. It is proven whole first. Nothing is recorded, and nothing is fetched. A metric
+    is better, not_worse or worse than the baseline's only where its texts show it, else doubt; a difference
+    above 0 is in favour.
+
+    Exit codes: 64 there is no such suite; 65 the checkpoint or the suite is wrong, or the model computes what
+    is no number; 69 lm_eval is not installed; 71 memory ran out; 74 no room in TMPDIR.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UnavailableError("lm_eval is not installed; `pip install 'stoker[eval]'` installs it")
+    task = {"suite": str(find_suite(suite)), "margins": None, **how, **_subject(source)}
+    other = None if baseline is None else {**_subject(baseline), "suite_digest": "", "samples": ""}
+    with tempfile.TemporaryDirectory(prefix="stoker-") as scratch, Workers() as workers:
+        kept = str(scratch if samples is None else samples.absolute())
+        task |= {"baseline": other, "scratch": scratch, "samples": kept, "samples_bytes": SAMPLES_BYTES}
+        result = workers.run(EVALUATION, task, f"{source} could not be evaluated", _show)
+    if why := result.get("refused"):
+        raise DataError(why)
+    answer(result, (row for line in result["evaluated"] for row in _rows(line)), as_json=as_json)
+    return DataError.exit_code if result["evaluated"][-1]["invalid"] else 0
+
+
+def find_suite(name: str) -> Path:
+    """Returns the file of a shipped suite, or the path that the name is; UsageError where there is none."""
+    shipped = {file.stem: file for file in sorted((examples_dir() / "suites").glob("*.yaml"))}
+    if not (file := shipped.get(name, Path(name).absolute())).is_file():
+        hint = did_you_mean(name, shipped, f"name a YAML file, or one of {', '.join(shipped)}")
+        raise UsageError(f"there is no suite {name!r}; {hint}")
+    return file
+
+
+def _subject(source: Path) -> dict[str, str]:
+    directory = proven_checkpoint(source)[0].absolute()
+    return {"checkpoint": str(directory), "digest": hash_file(directory / BODY).sha256}
+
+
+def _show(message: Mapping[str, Any]) -> None:
+    click.echo(f"{message['doing']}: {message['done']:,}", err=True)
+
+
+def _rows(line: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{line['suite']}, checkpoint {line['checkpoint_digest'][:16]}: {line['invalid'] or 'valid'}"
+    verdicts = {} if line["against"] is None else line["against"]["verdicts"]
+    for name, metric in line["metrics"].items():
+        words = [f"{metric[key]:.4f}" for key in ("value", "stderr") if metric[key] is not None]
+        shown = VERDICT.format_map(verdicts[name]) if name in verdicts else ""
+        yield f"  {name:32} {' +- '.join(words):20} n {metric['n']:<6}{shown}"
+    if gate := line["gate"]:
+        yield f"  {gate['passed']} of {gate['of']} cases passed; failed: {gate['failed']}"
