@@ -116,6 +116,7 @@ def test_between_launches_the_better_is_promoted_and_kept_and_the_worse_pauses_a
     assert [event["resume_step"] for event in run.events("trainer_launched")] == [0, 20, 40]
     baselines = [one["baseline"] for one in tasks(run, "heldout")]
     assert baselines[0] is None and baselines[2] == baselines[1]
+    assert [one["timeout_s"] for one in tasks(run, "heldout")] == [3600, 7200, 7200], "for both models"
     assert baselines[1]["checkpoint"].endswith("step-000000020")
     assert run.checkpoints() == ["step-000000060"], "its successor is promoted"
     assert run.tensors() == finished.tensors(), "the bits of a run without evaluations"

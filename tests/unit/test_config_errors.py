@@ -71,6 +71,10 @@ SUITE = "evaluations: [{suite: a.yaml, at: [finish]}]"
                     "7: evaluations: no suite is ever due; write at, every",
                 ),
                 (
+                    f"{SUITE[:-1]}, {{suite: b.yaml, where: between}}]",
+                    "7: evaluations: no launch ends for a suite with where: between and no time",
+                ),
+                (
                     f"{SUITE[:-1]}, {{suite: b/a.yaml}}]\npromote: {{primary: a/b}}",
                     "7: evaluations: two suites",
                 ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.checkpoints.format import checkpoint_name
+from stoker.config.schema_evaluation import SuiteSchedule
 from stoker.supervise.mirror.inventory import Checkpoint, Checkpoints
 from stokerd.supervision.jobs import evaluation
 from support.pipelines import make_pipeline
@@ -64,3 +66,32 @@ def test_retention_spares_what_an_evaluation_needs(tmp_path: Path) -> None:
     assert checkpoints.prune() == [1]
     checkpoints.evaluated = set()
     assert checkpoints.prune() == [2]
+
+
+def test_an_evaluation_is_overdue_only_while_one_is_due_or_the_last_failed() -> None:
+    one = Checkpoint(Path("/step"), 100, {}, "d")
+    here, lines, done = {"step": one}, list[Any](), dict[str, set[int]]()
+    train = SimpleNamespace(checkpoint=SimpleNamespace(milestones=()))
+    entries = (SuiteSchedule(suite=Path("/a.yaml"), every_steps=100),)
+    run: Any = SimpleNamespace(
+        pipeline=SimpleNamespace(evaluations=entries, train=train),
+        store=SimpleNamespace(record={}),
+        context=SimpleNamespace(stopping=False),
+        checkpoints=SimpleNamespace(proven_names=here, get=here.get),
+        **{"at": one, "state": SimpleNamespace(phase=""), "jobs": {}},
+        slices={"evaluation_books": SimpleNamespace(lines=lines, done=lambda: done, shown=dict)},
+    )
+
+    def overdue() -> bool:
+        list(evaluation._due(run, "cpu"))
+        return evaluation.PROGRESS.of(run).due_at is not None
+
+    assert overdue()
+    here.clear()  # by a rollback
+    assert not overdue()
+    lines.append(SimpleNamespace(invalid="no room"))
+    assert overdue()
+
+
+def test_timeout_alone_bounds_a_worker_that_says_nothing() -> None:
+    assert evaluation.EVALUATION.silent_s == evaluation.EVALUATION_BETWEEN.silent_s == math.inf

@@ -161,3 +161,4 @@ def test_lines_past_the_fork_of_a_rollback_count_no_more(tmp_path: Path) -> None
     assert in_force(record | {"step": 15}, history) == OLD
     assert in_force(record | {"timeline": 1}, history) == OLD
     assert in_force(None, history) is None
+    assert in_force({"v": 1, "digest": OLD}, history) is None, "of another program"

@@ -365,6 +365,9 @@ def _evaluations(pipeline: Pipeline) -> Iterator[Rule]:
     never = "no suite is ever due; write at, every_steps or every_checkpoints for one in evaluations"
     is_timed = any(one.has_time for one in pipeline.evaluations)
     yield (names or promote) and not is_timed, "evaluations" if names else "promote", never
+    ends = {one.has_time for one in pipeline.evaluations if one.where == "between"}
+    none = "no launch ends for a suite with where: between and no time of its own; write every_steps or at"
+    yield is_timed and ends == {False}, "evaluations", none
     unknown = is_timed and promote and promote.gate not in (None, *names)
     yield unknown, "promote.gate", f"is none of evaluations, which lists {', '.join(names)}; add it"
 

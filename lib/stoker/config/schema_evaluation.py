@@ -31,7 +31,7 @@ class SuiteSchedule(Section):
     every_steps: Positive | None = None  # the first checkpoint after every so many steps
     every_checkpoints: Positive | None = None  # every so many-th checkpoint
     where: Literal["cpu", "between"] = "cpu"  # between: on the free GPU, between two launches
-    timeout: PositiveSeconds = 3600.0  # then the worker is ended, and this evaluation is given up
+    timeout: PositiveSeconds = 3600.0  # of a model; then the worker is ended, and this evaluation is given up
     memory: PositiveSize | None = None  # the worker's limit; None: it has none
     batch: Positive = 8  # documents at once; half as many after it ran out of memory
     threads: Positive = 1  # of the CPU

@@ -56,15 +56,15 @@ def read_entries(
     log: Path, parse: Callable[[dict[str, Any]], T], what: str
 ) -> tuple[list[T], tuple[str, ...]]:
     """Returns a log's entries, parsed, and its damage, as is an entry that is no `what`."""
-    reading = read_log(log)
-    entries, damage = list[T](), list(reading.damage)
-    for number, body in enumerate(reading.entries):
+    scan = LogScan(log)  # line by line: daemons read logs of megabytes
+    entries, damage = list[T](), list[str]()
+    for number, (body, _) in enumerate(scan):
         try:
             require_version(body, log)
             entries.append(parse(body))
         except (KeyError, TypeError, ValueError) as problem:
             damage.append(f"entry {number} is no {what}: {problem!r}")
-    return entries, tuple(damage)
+    return entries, (*scan.damage, *damage)
 
 
 class LogScan:

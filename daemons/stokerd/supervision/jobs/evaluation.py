@@ -6,6 +6,7 @@ what did not end, and a failure is not tried again for its checkpoint. It never 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ class Progress:
 
     made: list[int] = field(default_factory=list)  # the steps of all checkpoints, pruned ones too
     short: set[str] = field(default_factory=set)  # evaluations that ran out of memory: half the batch
-    due_at: float | None = None  # Unix time since when one is due, and none has succeeded
+    due_at: float | None = None  # Unix time since when one is due or the last failed, and none has succeeded
     shown: dict[str, Any] = field(default_factory=dict)
 
 
@@ -69,9 +70,9 @@ def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
     books = BOOKS.of(run)
     progress.shown = books.shown()
     found = [Subject(entry, here[step]) for entry, step in due(entries, course, books.done())]
-    if found and progress.due_at is None:
-        progress.due_at = time.time()
     needed = found + [job.subject for slot, job in run.jobs.items() if slot == POOL]
+    is_stale = needed or (books.lines and books.lines[-1].invalid is not None)
+    progress.due_at = (progress.due_at or time.time()) if is_stale else None
     run.checkpoints.evaluated = {one.checkpoint.path.name for one in needed}
     yield from (one for one in found if one.entry.where == where)
 
@@ -80,7 +81,10 @@ def _task(run: Run, job: Job) -> dict[str, Any]:
     entry, of, promote = job.subject.entry, job.subject.checkpoint, run.pipeline.promote
     has_gpu = entry.where == "between" and bool(STATE.of(run).cards.cards)
     is_short = job.subject.key in PROGRESS.of(run).short
-    limits = {"threads": entry.threads, "memory_bytes": entry.memory, "timeout_s": entry.timeout}
+    baseline = BOOKS.of(run).baseline(entry.name)
+    # The worker evaluates the baseline, too, where its suite has changed since.
+    timeout_s = entry.timeout * (1 if baseline is None else 2)
+    limits = {"threads": entry.threads, "memory_bytes": entry.memory, "timeout_s": timeout_s}
     return {
         **{"checkpoint": str(of.path), "digest": of.digest, "suite": str(entry.suite)},
         **dict.fromkeys(("scratch", "samples"), str(run.layout.evaluations)),
@@ -89,7 +93,7 @@ def _task(run: Run, job: Job) -> dict[str, Any]:
         "device": "cuda" if has_gpu else "cpu",
         "batch": max(1, entry.batch // 2) if is_short else entry.batch,
         "margins": promote.margins if promote is not None else {},
-        "baseline": BOOKS.of(run).baseline(entry.name),
+        "baseline": baseline,
     }
 
 
@@ -156,6 +160,7 @@ def _activity(kind: str, where: Literal["cpu", "between"], phases: Collection[Ph
     return RunActivity(
         kind=kind,
         module="stoker.evaluation.worker",
+        silent_s=math.inf,  # an export or a pass of a large model takes long: `timeout` bounds it
         pool=POOL,  # of one kind and the other, one runs at a time
         task=_task,
         on_done=_on_done,

@@ -25,8 +25,13 @@ class Promotion:
 
 
 def in_force(record: Mapping[str, Any] | None, history: History) -> str | None:
-    """Returns the digest of the checkpoint that promoted.json names; None past the fork of a rollback."""
-    if not record or not counts(record.get("timeline", history[0][0]), record["step"], history):
+    """Returns the digest of the checkpoint that promoted.json names; None past the fork of a rollback.
+
+    Another program may have written it: None where it does not say what is promoted.
+    """
+    if not record or not record.keys() >= {"step", "checkpoint", "digest"}:
+        return None
+    if not counts(record.get("timeline", history[0][0]), record["step"], history):
         return None
     return str(record["digest"])
 
