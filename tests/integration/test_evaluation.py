@@ -78,3 +78,35 @@ def test_a_suite_is_found_by_its_name_or_its_path(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "lm_eval" else find(name))
     assert exit_code(["evaluate", str(tmp_path), "--suite", "heldout"]) == 69
     assert "`pip install 'stoker[eval]'` installs it" in capsys.readouterr().err
+
+
+def test_tasks_with_functions_and_with_data_that_datasets_has_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from datasets import load_dataset
+
+    checkpoint, _ = checkpoint_of(tmp_path / "run")
+    (tmp_path / "rows.jsonl").write_text(
+        '{"text": "the fox", "answer": 0}\n{"text": "a disk", "answer": 1}\n'
+    )
+    load_dataset("json", data_files={"test": str(tmp_path / "rows.jsonl")}, cache_dir=str(tmp_path / "made"))
+    (made,) = (tmp_path / "made" / "json").iterdir()
+    (tmp_path / "cache").mkdir()
+    cached = shutil.copytree(made, tmp_path / "cache" / "own___rows" / "default")
+    for file in cached.rglob("json-*.arrow"):
+        file.rename(file.with_name(file.name.replace("json", "rows")))
+    before = sorted(cached.rglob("*"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "utils.py").write_text("def loud(rows):\n    return rows.map(lambda row: row)\n")
+    (tmp_path / "mine" / "mine.yaml").write_text(
+        "task: mine\ndataset_path: own/rows\ntest_split: test\nprocess_docs: !function utils.loud\n"
+        "output_type: multiple_choice\ndoc_to_text: text\ndoc_to_target: answer\n"
+        "doc_to_choice: [red, blue]\nmetric_list: [{metric: acc}, {metric: f1}, {metric: brier_score}]\n"
+    )
+    (tmp_path / "own.yaml").write_text("tasks: [mine]\ninclude: mine\n")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    code = exit_code(["evaluate", str(checkpoint), "--suite", str(tmp_path / "own.yaml"), "--json"])
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    assert list(json.loads(told.out)["evaluated"][0]["metrics"]) == ["mine/acc"]
+    assert sorted(cached.rglob("*")) == before

@@ -39,6 +39,7 @@ def test_a_repeated_run_is_what_only_repeats(text: str, run: int) -> None:
         ({"max_urls": 1}, "see http://a.b", "www.a.b or https://c.d"),
         ({"max_repeated_run": 7}, "the the the", "the the the t"),
         ({"max_non_ascii": 2}, "Grüße", "東京 é"),
+        ({"reject_any": ["\ufffd"]}, "cut within a sign \ufffd", "\ufffd within"),
         ({"min_chars": 1, "max_urls": 0}, "a", ""),
         ({"min_chars": 1, "max_urls": 0}, "a", "http://a"),
     ],

@@ -265,3 +265,22 @@ def test_samples_beyond_the_budget_are_missing(tmp_path: Path) -> None:
     )
     assert read_samples(tmp_path / "s" / "x.gz") == rows[:2]
     assert write_samples(tmp_path / "s" / "x.gz", rows, 1000)["samples_missing"] == 0
+
+
+def test_every_case_counts_in_the_gate_also_one_whose_id_is_another_ones() -> None:
+    from stoker.evaluation.harness import _gate
+
+    rows = [{"metric": f"{task}/passed", "id": "a", "value": passed} for task, passed in (("x", 0), ("y", 1))]
+    assert _gate([*rows, {**rows[0], "metric": "x/facts"}]) == {"passed": 1, "of": 2, "failed": ["a"]}
+    assert _gate([{"metric": "x/acc", "value": 1}]) is None
+
+
+def test_only_what_is_a_mean_of_its_samples_has_a_verdict() -> None:
+    metric = {"value": 9.0, "n": 8, "stderr": None, "higher_is_better": False}
+    ours, theirs = (
+        [{"metric": "a/b", "doc": str(n), "value": value, "weight": 1} for n in range(8)]
+        for value in (-2.0, -1.0)
+    )
+    assert not worker._verdicts({"a/b": 0.0}, {"a/b": metric}, ours, theirs)  # likelihoods: ours is worse
+    (found,) = worker._verdicts({"a/b": 0.0}, {"a/b": metric | {"stderr": 0.1}}, ours, theirs).values()
+    assert found["verdict"] == "better"

@@ -52,8 +52,9 @@ def process_results(case: Mapping[str, Any], answers: list[str]) -> dict[str, in
 
     (`process_results` of a task.)
     """
-    checks = parse_json(case["checks"].encode())
-    passed = int(all(CHECKS[name][1](answers[0], limit) for name, limit in checks.items()))
+    # An answer ends after so many tokens, which may be within the bytes of a sign.
+    checks, answer = parse_json(case["checks"].encode()), answers[0].rstrip("\ufffd")
+    passed = int(all(CHECKS[name][1](answer, limit) for name, limit in checks.items()))
     return {name: passed for name in ("passed", case.get("category")) if name}
 
 

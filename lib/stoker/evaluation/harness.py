@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import datasets
 import yaml
 from lm_eval import evaluate as run_tasks
 from lm_eval.models.huggingface import HFLM
@@ -27,6 +28,7 @@ from stoker.store.errors import DataError, NonFinite
 CPU_LOGITS_BYTES = 96 << 20
 ANSWER_CHARS = 2000  # of an answer that is kept
 FAILED_IDS = 20
+RATIOS = ("_per_byte", "_perplexity")  # over lengths; other pairs, as F1's, are no value of one document
 OF_LOADING = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, yaml.YAMLError)
 
 
@@ -51,6 +53,7 @@ def load_tasks(suite: Suite) -> dict[str, Any]:
     Changes into the suite's folder: its tasks name their files relative to it.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_caching()  # it would write beside the data
     try:
         if suite.include is not None:
             os.chdir(suite.include)
@@ -111,7 +114,7 @@ def _rows(task: str, samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if "checks" in sample["doc"]:
             about |= {"id": sample["doc"]["id"], "answer": sample["filtered_resps"][0][:ANSWER_CHARS]}
         for name in sample["metrics"] if sample["filter"] == samples[0]["filter"] else ():
-            value, weight = _bits(*sample[name]) if isinstance(sample[name], tuple) else (sample[name], 1)
+            value, weight = _bits(*sample[name]) if name.endswith(RATIOS) else (sample[name], 1)
             if isinstance(value, (int, float)):
                 if not math.isfinite(value):
                     raise NonFinite(f"the {name} of a document is no finite number")
@@ -139,7 +142,7 @@ def _metric(name: str, rows: Rows, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gate(rows: Rows) -> dict[str, Any] | None:
-    cases = {row["id"]: row["value"] for row in rows if "id" in row}
-    failed = sorted(case for case, passed in cases.items() if not passed)
+    cases = [row for row in rows if "id" in row and row["metric"].endswith("/passed")]  # ids may be alike
+    failed = sorted(row["id"] for row in cases if not row["value"])
     told = {"passed": len(cases) - len(failed), "of": len(cases), "failed": failed[:FAILED_IDS]}
     return told if cases else None

@@ -7,6 +7,7 @@ The network is not asked, and nothing is written outside `scratch` and `samples`
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -54,9 +55,13 @@ def _confine(task: Task, place: Path) -> None:
 
     They are imported afterwards: each reads its environment once.
     """
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    for kept in Path(os.environ.get("HF_DATASETS_CACHE", f"{home}/datasets")).expanduser().glob("*___*"):
+        (place / kept.name).symlink_to(kept)  # data that `datasets` has prepared; it writes in `place` alone
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE"), "1")
     os.environ |= dict.fromkeys(("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "TMPDIR"), str(place))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    sys.dont_write_bytecode = True  # beside the functions of a suite's tasks: its folder would change
     if task["device"] == "cpu":
         give_way()
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -132,12 +137,14 @@ def _export(checkpoint: Path, digest: str, model: Path) -> str:
 def _verdicts(margins: Mapping[str, float], metrics: Mapping[str, Any], *samples: Rows) -> dict[str, Any]:
     """Returns the verdict on each metric that has a margin, by our samples and the baseline's.
 
-    There is none where the two are not of the same documents.
+    There is none where the two are not of the same documents, nor where the metric is no mean of its samples:
+    of a perplexity they are likelihoods, of which more is better.
     """
     from stoker.evaluation.compare import Sample, compare
 
     verdicts, sides = {}, [by_metric(rows) for rows in samples]
-    for name in margins.keys() & sides[0].keys() & sides[1].keys():
+    means = {name for name, metric in metrics.items() if metric["stderr"] is not None}
+    for name in margins.keys() & means & sides[1].keys():
         pairs = [[Sample(row["doc"], row["value"], row["weight"]) for row in side[name]] for side in sides]
         is_higher, is_ratio = metrics[name]["higher_is_better"], any(one.weight != 1 for one in pairs[0])
         with suppress(ValueError):
