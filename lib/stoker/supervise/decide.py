@@ -23,10 +23,8 @@ LOCK_GRACE_S = 10.0  # beyond the stop time, for a guard to end the processes le
 READ_AGAIN_S = 10.0  # before a checkpoint that could not be read is tried again
 GUARD_MARGIN_S = 30.0  # beyond the stop time: by then a working guard has killed its whole tree
 
-DOING = {  # the jobs that a launch waits for
-    "restore": "preparing the trainer's directory",
-    "evaluation_between": "evaluating the checkpoint before the next launch",
-}
+# What a launch waits for; every other job that it waits for prepares the directory of a trainer.
+DOING = {"evaluation_between": "evaluating the checkpoint before the next launch"}
 Actions = tuple[do.Action, ...]
 
 
@@ -180,7 +178,7 @@ def _waiting(run: RunState, seen: Observation, policy: Supervise, now: float) ->
             return (do.End(DataError.exit_code, seen.gate.why),)
         return (do.Wait(seen.gate.why),)
     if seen.awaited is not None:
-        return _start(seen, seen.awaited, DOING[seen.awaited.kind])
+        return _start(seen, seen.awaited, DOING.get(seen.awaited.kind, "preparing the trainer's directory"))
     return (do.LaunchTrainer(),)
 
 
