@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,14 @@ WIDER = 3  # rows of the embedding that the tokenizer has no ids for
 
 
 def checkpoint_of(
-    home: Path, *, wider: int = WIDER, body: dict[str, Any] | None = None, **shape: Any
+    home: Path,
+    *,
+    wider: int = WIDER,
+    body: dict[str, Any] | None = None,
+    change: Callable[[Model], Any] = lambda _: None,
+    **shape: Any,
 ) -> tuple[Path, Model]:
-    """The checkpoint, in `home`, with what differs in its body; and its model."""
+    """The checkpoint, in `home`, with what differs in its body and in its weights; and its model."""
     tokenizer = tokenizer_like("llama3", end_last=True)
     file = home / "tokenizer.json"
     home.mkdir(exist_ok=True)
@@ -46,6 +52,7 @@ def checkpoint_of(
             parameter.copy_(
                 torch.empty_like(parameter).normal_(float(parameter.ndim < 2), 0.3, generator=generator)
             )
+    change(model)
     with CheckpointWriter(home, 7, "l1") as writer:
         for name, parts in tensor_files("model", named(model_tensors(model))):
             writer.add(
