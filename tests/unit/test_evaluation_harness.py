@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,13 @@ def test_only_what_is_a_mean_of_its_samples_has_a_verdict() -> None:
     assert not worker._verdicts({"a/b": 0.0}, {"a/b": metric}, ours, theirs)  # likelihoods: ours is worse
     (found,) = worker._verdicts({"a/b": 0.0}, {"a/b": metric | {"stderr": 0.1}}, ours, theirs).values()
     assert found["verdict"] == "better"
+
+
+def test_damaged_samples_are_found_or_read_as_they_were(tmp_path: Path) -> None:
+    rows = [{"metric": "t/m", "doc": str(number), "value": number / 7, "weight": 1} for number in range(99)]
+    file = tmp_path / write_samples(tmp_path / "x.gz", rows, 1 << 20)["samples"]
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with suppress(OSError, EOFError, ValueError):  # what the worker takes for samples that are gone
+            assert read_samples(file) == rows

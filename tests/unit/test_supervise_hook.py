@@ -74,6 +74,8 @@ class Ground:
             events=SimpleNamespace(record=lambda word, **words: self.events.append(words)),
             newest=self.newest,
             checkpoints=SimpleNamespace(get=self.proven.get),
+            accounts=SimpleNamespace(history=lambda: [(0, None)]),
+            promoted=lambda: Run.promoted(self.made),
             state=SimpleNamespace(phase=Phase.FINISHED),
             change=lambda **_: None,
             jobs={},
@@ -152,8 +154,8 @@ def test_a_promoted_checkpoint_has_its_command_once_and_only_if_it_is_the_proven
     for step in (10, 20, 30):
         ground.prove(step)
 
-    def promote(step: int, digest: int) -> None:
-        body = {"v": 1, "step": step, "checkpoint": f"step-{step:09d}", "digest": f"{digest:064x}"}
+    def promote(step: int, digest: int, **more: int) -> None:
+        body = {"v": 1, "step": step, "checkpoint": f"step-{step:09d}", "digest": f"{digest:064x}", **more}
         write_record(ground.run.promoted, body)
 
     assert not hook.is_busy
@@ -163,6 +165,8 @@ def test_a_promoted_checkpoint_has_its_command_once_and_only_if_it_is_the_proven
     for other in ((30, 31), (40, 40)):  # another content, and none
         promote(*other)
         assert not hook.is_busy
+    promote(30, 30, timeline=1)  # before a rollback took its step back
+    assert not hook.is_busy
     promote(10, 10)
     ground.finish(hook)
     assert told.read_text() == "20 10 "

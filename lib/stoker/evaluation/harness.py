@@ -29,7 +29,16 @@ CPU_LOGITS_BYTES = 96 << 20
 ANSWER_CHARS = 2000  # of an answer that is kept
 FAILED_IDS = 20
 RATIOS = ("_per_byte", "_perplexity")  # over lengths; other pairs, as F1's, are no value of one document
-OF_LOADING = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, yaml.YAMLError)
+OF_LOADING = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    yaml.YAMLError,
+)
 
 
 class ExportLM(HFLM):  # type: ignore[misc]

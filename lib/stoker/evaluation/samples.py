@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -36,7 +37,11 @@ def write_samples(file: Path, rows: Rows, most_bytes: int) -> dict[str, Any]:
 
 def read_samples(file: Path) -> Rows:
     """Returns the rows of a file; raises OSError, EOFError or ValueError where they cannot be read."""
-    return [parse_json(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    try:
+        data = gzip.decompress(file.read_bytes())
+    except zlib.error as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+    return [parse_json(line) for line in data.splitlines()]
 
 
 def by_metric(rows: Rows) -> dict[str, Rows]:

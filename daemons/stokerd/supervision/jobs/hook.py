@@ -36,7 +36,7 @@ class Ended:
 
 def _promoted(run: Run) -> Checkpoint | None:
     """Returns the checkpoint that is promoted, once it is proven here."""
-    promoted = read_or_set_aside(run.layout.promoted, run.pipeline.layout.quarantine) or {}
+    promoted = run.promoted()
     found = run.checkpoints.get(promoted.get("checkpoint", ""))
     return found if found is not None and found.digest == promoted.get("digest") else None
 
