@@ -63,6 +63,10 @@ SUITE = "evaluations: [{suite: a.yaml, at: [finish]}]"
                 ),
                 (f"{SUITE[:-2]}, att: 1}}]", "7: evaluations[0].att: unknown key; did you mean 'at'?"),
                 (
+                    "evaluations: [{suite: a.yaml, every_step: 1}]\npromote: {primary: a/b}",
+                    "7: evaluations[0].every_step: unknown key; did you mean 'every_steps'?",
+                ),
+                (
                     "evaluations: [{suite: a.yaml, at: [end]}]",
                     "7: evaluations[0].at[0]: 'end' is not one of mile",
                 ),

@@ -180,6 +180,8 @@ def _validate(document: Document, file: Path) -> tuple[Pipeline | None, list[Pro
             return None, problems
     if ("train", "command") in about:  # whose trainer it is, and so what it needs, is not known
         about |= {("train", "steps"), ("train", "external")}
+    if any(path[0] == "evaluations" for path in about):  # which suites there are is not known
+        about |= {("evaluations",), ("promote",)}
     for fault in faults(pipeline, file.stem):
         if not any(path == fault.path[: len(path)] for path in about):
             problems.append(document.problem(fault.path, fault.text))
