@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from stoker.checkpoints.format import checkpoint_name
 from stoker.config.schema_evaluation import SuiteSchedule
 from stoker.supervise.mirror.inventory import Checkpoint, Checkpoints
 from stokerd.supervision.jobs import evaluation
+from stokerd.supervision.jobs.evaluation_books import EvaluationBooks
 from support.pipelines import make_pipeline
 
 FOUND = {"checkpoint_digest": "d", "suite": "heldout", "invalid": None, "seconds": 1.0}
@@ -95,3 +97,12 @@ def test_an_evaluation_is_overdue_only_while_one_is_due_or_the_last_failed() -> 
 
 def test_timeout_alone_bounds_a_worker_that_says_nothing() -> None:
     assert evaluation.EVALUATION.silent_s == evaluation.EVALUATION_BETWEEN.silent_s == math.inf
+
+
+def test_the_promoted_checkpoint_is_not_evaluated_once_more_as_its_own_baseline() -> None:
+    books = EvaluationBooks.__new__(EvaluationBooks)
+    books._run, books.lines = Mock(), []
+    books._run.promoted.return_value = {"digest": "a", "checkpoint": "step-000000010"}
+    other = books.baseline("heldout", "b")
+    assert other is not None and other["digest"] == "a"
+    assert books.baseline("heldout", "a") is None

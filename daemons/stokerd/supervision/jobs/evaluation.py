@@ -81,7 +81,7 @@ def _task(run: Run, job: Job) -> dict[str, Any]:
     entry, of, promote = job.subject.entry, job.subject.checkpoint, run.pipeline.promote
     has_gpu = entry.where == "between" and bool(STATE.of(run).cards.cards)
     is_short = job.subject.key in PROGRESS.of(run).short
-    baseline = BOOKS.of(run).baseline(entry.name)
+    baseline = BOOKS.of(run).baseline(entry.name, of.digest)
     # The worker evaluates the baseline, too, where its suite has changed since.
     timeout_s = entry.timeout * (1 if baseline is None else 2)
     limits = {"threads": entry.threads, "memory_bytes": entry.memory, "timeout_s": timeout_s}

@@ -62,14 +62,17 @@ class EvaluationBooks:
         suites = {line.suite for line in self.lines}
         return {suite: {line.step for line in self.lines if line.suite == suite} for suite in suites}
 
-    def baseline(self, suite: str) -> dict[str, Any] | None:
-        """Returns the promoted checkpoint for a worker, with what a suite found of it."""
+    def baseline(self, suite: str, of: str) -> dict[str, Any] | None:
+        """Returns the promoted checkpoint for a worker, with what a suite found of it.
+
+        None without one, and for the promoted checkpoint itself, whose digest is `of`.
+        """
         promoted = self._run.promoted()
-        if not promoted:
+        if promoted.get("digest") in (None, of):
             return None
         digest, there = promoted["digest"], self._run.checkpoints.get(promoted["checkpoint"])
-        of = digest, suite, None
-        ours = [one for one in self.lines if (one.checkpoint_digest, one.suite, one.invalid) == of]
+        wanted = digest, suite, None
+        ours = [one for one in self.lines if (one.checkpoint_digest, one.suite, one.invalid) == wanted]
         path = str(there.path) if there is not None and there.digest == digest else None
         known = {"suite_digest": ours[-1].suite_digest, "samples": ours[-1].samples} if ours else NOTHING
         return {"checkpoint": path, "digest": digest, **known}
