@@ -58,6 +58,7 @@ VALUES = {
     **{"Natural": "count", "Positive": "count above 0", "Size": "size", "PositiveSize": "size"},
     **{"Seconds": "duration", "PositiveSeconds": "duration", "Share": "0 to 1", "ShareBelowOne": "0 to 1"},
     **{"AutoOrCount": "`auto` or a count", "Epochs": "`unlimited` or a count", "Devices": "`auto`"},
+    **{"StepOrDecay": "step above 0, or `decay`", "Factor": "number from 1 on"},
     **{"Precision": "`auto`, `float32`, `bfloat16`", "Follow": "`false`, `new_commits`"},
     **{"Secret": "text, never shown", "SecretWords": "words of a command, never shown"},
     **{"Clock": "`HH:MM`", "Hours": "`HH:MM-HH:MM`", "Zone": "name of a time zone"},
@@ -227,7 +228,7 @@ def defaults() -> dict[str, str]:
 def configuration() -> str:
     """Returns the page of configuration keys."""
     classes = dict[str, tuple[ast.ClassDef, list[str]]]()
-    for name in ("schema_evaluation.py", "schema_train.py", "schema.py"):
+    for name in ("schema_evaluation.py", "schema_phases.py", "schema_train.py", "schema.py"):
         text = (ROOT / "lib" / "stoker" / "config" / name).read_text()
         classes |= {
             node.name: (node, text.splitlines())
@@ -245,6 +246,8 @@ def configuration() -> str:
             name, kind = node.target.id, ast.unparse(node.annotation)
             if name.startswith("_") or "ClassVar" in kind:
                 continue
+            if alias := re.search(r"alias='(\w+)'", ast.unparse(node)):
+                name = alias[1]
             path, inner = prefix + name, kind.removesuffix(" | None")
             if (listed := re.fullmatch(r"tuple\[(\w+), \.\.\.\]", inner)) and listed[1] in classes:
                 about = (ast.get_docstring(classes[listed[1]][0]) or "").split("\n")[0]

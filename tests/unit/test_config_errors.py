@@ -200,16 +200,16 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
             "steps: 10\n  precision: float8_e4m3fn",
             "this version does not train in 'float8_e4m3fn'",
         ),
-        ("steps: 10", "steps: 10\n  ema: 0.999", "train.ema: this version keeps no moving average"),
+        ("steps: 10", "steps: 10\n  ema: 0.999", "train.ema: must be a mapping"),
         (
             "steps: 10",
             "steps: 10\n  optimizer: {ema: 1}",
-            "train.optimizer.ema: this version keeps no moving",
+            "train.optimizer.ema: a moving average of the weights is train.ema",
         ),
         (
             "steps: 10",
             "steps: 10\n  rope_scaling: {factor: 2}",
-            "train.rope_scaling: this version extends no",
+            "train.rope_scaling: a longer context is a phase",
         ),
         ("steps: 10", "steps: 10\n  launcher: {processes: 2}", "this version trains in one process only"),
         (

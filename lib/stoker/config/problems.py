@@ -10,11 +10,11 @@ from pydantic import BaseModel, ValidationError
 from stoker.config.document import Document, KeyPath, Problem, dotted
 from stoker.config.schema import Pipeline
 
-_NO_AVERAGE = "this version keeps no moving average of the weights; remove it"
-_NO_EXTENSION = "this version extends no context; remove it, and train at the train.seq_len that is wanted"
+_AVERAGE = "a moving average of the weights is train.ema: {decay: 0.999}; write that"
+_EXTENSION = "a longer context is a phase of train.phases, with seq_len and rope; write that"
 NOT_HERE = {
-    **dict.fromkeys(("ema", "ema_decay"), _NO_AVERAGE),
-    **dict.fromkeys(("rope_scaling", "context_extension"), _NO_EXTENSION),
+    **dict.fromkeys(("ema", "ema_decay"), _AVERAGE),
+    **dict.fromkeys(("rope_scaling", "context_extension"), _EXTENSION),
 }  # keys of other trainers
 # Keys of the version before, and what holds in their place. To go with the next version.
 FORMER = {

@@ -138,6 +138,13 @@ def read_auto_or_count(value: object) -> int | str:
     return "auto" if value == "auto" else count
 
 
+def read_step_or_decay(value: object) -> int | str:
+    """Reads `decay`, or a step of at least 1."""
+    if value != "decay" and (count := read_count(value)) < 1:
+        raise ValueError("must be decay, or 1 or more")
+    return "decay" if value == "decay" else count
+
+
 def read_devices(value: object) -> object:
     """Reads `auto` alone."""
     if value != "auto":
@@ -243,10 +250,12 @@ Size = Annotated[_Size, Field(ge=0)]
 PositiveSize = Annotated[_Size, Field(ge=1)]
 Seconds = Annotated[_Duration, Field(ge=0)]
 PositiveSeconds = Annotated[_Duration, Field(gt=0)]
+Factor = Annotated[Number, Field(ge=1)]
 PositiveNumber = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[Number, Field(ge=0, lt=1)]
 AutoOrCount = Annotated[int | Literal["auto"], BeforeValidator(read_auto_or_count)]
+StepOrDecay = Annotated[int | Literal["decay"], BeforeValidator(read_step_or_decay)]
 Precision = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(read_precision)]
 Devices = Annotated[Literal["auto"], BeforeValidator(read_devices)]
 Epochs = Annotated[int | None, BeforeValidator(read_epochs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from stoker.config.reading import (
     Text,
     Words,
 )
+from stoker.config.schema_phases import Ema, Phase, PhaseSettings
 
 
 class StartWhen(Section):
@@ -139,7 +141,15 @@ class External(Section):
 OF_BUILT_IN = (
     *("train.seed", "train.tokens", "train.model", "train.seq_len", "train.global_batch"),
     *("train.micro_batch", "train.precision", "train.deterministic", "train.compile", "train.recompute"),
-    *("train.optimizer", "train.schedule", "train.evaluate", "train.launcher", "train.checkpoint.every"),
+    *(
+        "train.optimizer",
+        "train.schedule",
+        "train.ema",
+        "train.phases",
+        "train.evaluate",
+        "train.launcher",
+        "train.checkpoint.every",
+    ),
     *("train.checkpoint.every_steps", "train.checkpoint.busy"),
 )
 
@@ -163,6 +173,8 @@ class Train(Section):
     recompute: Literal["none", "blocks"] = "none"  # of activations, in the backward pass
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    ema: Ema | None = None
+    phases: tuple[Phase, ...] = ()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     launcher: Launcher = Launcher()
@@ -193,7 +205,31 @@ class Train(Section):
             return self.steps
         return max(1, (self.tokens or 0) // (self.seq_len * self.global_batch))
 
+    @property
+    def settings(self) -> tuple[PhaseSettings, ...]:
+        """The settings of each phase in its order; the first is the run's beginning."""
+        keys = (self.seq_len, None, self.global_batch, self.micro_batch, self.recompute)
+        found = [PhaseSettings("", 0, *keys)]
+        for phase in self.phases:
+            begins = self.schedule.decay_begins(self.horizon) or 0
+            start = begins if phase.start == "decay" else int(phase.start)
+            found.append(found[-1].followed_by(phase, start))
+        return tuple(found)
+
+    def at(self, step: int) -> PhaseSettings:
+        """Returns the settings of the steps after this one."""
+        return [one for one in self.settings if one.start <= step][-1]
+
+    def spans(self, first: int, last: int) -> Iterator[tuple[PhaseSettings, int]]:
+        """Yields the settings of the steps after `first` up to `last`, each with their number."""
+        found = self.settings
+        ends = [*(one.start for one in found[1:]), last]
+        for one, end in zip(found, ends, strict=True):
+            if (steps := min(end, last) - max(one.start, first)) > 0:
+                yield one, steps
+
     def tokens_per_parameter(self, vocab_size: int) -> float:
         """Returns the tokens of the whole run for each parameter."""
-        tokens = self.horizon * self.seq_len * self.global_batch
+        spans = self.spans(0, self.horizon)
+        tokens = sum(steps * one.seq_len * one.global_batch for one, steps in spans)
         return tokens / self.model.parameters(vocab_size)
