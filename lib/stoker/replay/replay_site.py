@@ -185,7 +185,7 @@ def _begin(
         prove_origin(Origin(**base["origin"]), deep=False)
     write_record(site.base, base)
     shutil.copyfile(base["tokenizer_file"], site.tokenizer)
-    for file in parse_record(base["run_record"]).held_files(recorded):
+    for file in parse_record(base["run_record"]).held_files(recorded) if base["heldout"] else ():
         shutil.copyfile(file, site.run.root / file.name)
     fields = {
         "v": 1,

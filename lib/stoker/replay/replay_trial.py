@@ -142,7 +142,10 @@ class Trial:
 
     def body(self, launch: Launch, phase: Phase) -> dict[str, Any]:
         """Returns launch.json: the recorded run's, with the phase's settings and the replay's paths."""
-        held, record = self.base["heldout"], parse_record(self.base["run_record"])
+        held, later = self.base["heldout"], {}
+        if held is not None:
+            record, held = parse_record(self.base["run_record"]), {**held, "file": str(self.site.run.heldout)}
+            later = record.heldouts_upto(phase.settings["seq_len"], self.site.run)
         return {
             **self.base,
             **dict.fromkeys(LEFT_OUT),
@@ -156,9 +159,9 @@ class Trial:
             "cache": str(self.site.run.root / "cache"),
             "shards_root": str(self.site.shards),
             "tokenizer_file": str(self.site.tokenizer),
-            "heldout": None if held is None else {**held, "file": str(self.site.run.heldout)},
+            "heldout": held,
             "heldouts": (),
-            **record.heldouts_upto(phase.settings["seq_len"], self.site.run),
+            **later,
         }
 
     def prune(self) -> None:

@@ -129,16 +129,15 @@ def _fetch(task: Mapping[str, Any], mirror: Path, tell: Progress) -> dict[str, A
     run_id = str(proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
     brought = [str(path) for path in lost if copy_file(mirror / log_name(path, run_id), path, tell)]
-    record, first = proof.body.raw.get("run_record", {}), Path(task["heldout"])
-    held = {first: record.get("heldout")} | {
-        first.parent / one["file"]: one for one in record.get("heldouts", ())
-    }
-    ends = [_bring_heldout(mirror, path, one["sha256"], tell) for path, one in held.items() if one]
+    record = proof.body.raw.get("run_record", {})
+    held = [one for one in (record.get("heldout"), *record.get("heldouts", ())) if one]
+    ends = [_bring_heldout(mirror, Path(task["heldout"]), one, tell) for one in held]
     worst = max(ends, key=["there", "brought", "missing", "bad"].index, default=None)
     return {"state": "fetched", "proof": as_message(proof), "logs": brought, "heldout": worst}
 
 
-def _bring_heldout(mirror: Path, path: Path, sha256: str, tell: Progress) -> str:
+def _bring_heldout(mirror: Path, first: Path, held: Mapping[str, Any], tell: Progress) -> str:
+    path, sha256 = first.with_name(held.get("file", first.name)), held["sha256"]
     if path.exists() and hash_file(path).sha256 == sha256:
         return "there"
     try:

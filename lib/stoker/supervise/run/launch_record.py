@@ -114,7 +114,7 @@ def launch_body(
 
 
 def _carried(numerics: Mapping[str, Any] | None, train: Train, step: int) -> Mapping[str, Any] | None:
-    """Returns a checkpoint's numerics without its micro-batch, where the windows after it have another length.
+    """Returns a checkpoint's numerics, without its micro-batch where windows after it have another length.
 
     Then the trainer chooses one by what fits, as for a new run.
     """
