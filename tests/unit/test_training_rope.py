@@ -1,4 +1,4 @@
-"""A longer context: the angles are transformers' own, q.k sees lags alone, and a launch takes what it is told."""
+"""A longer context: the angles are transformers' own, q.k sees lags alone, a launch does what it is told."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def launch_body(
         "seed": identity.seed,
         "steps": steps,
         "until": launch.until,
-        "seq_len": train.seq_len,
+        "seq_len": settings.seq_len,
         "global_batch": train.global_batch,
         "model": model,
         "optimizer": train.optimizer.model_dump(mode="json"),
