@@ -30,7 +30,8 @@ from stoker.training.model.transformer import Model
 from support.model_checkpoints import checkpoint_of
 
 TEXT = "the quick brown fox"
-YARN = {"factor": 4.0, "original_seq_len": 16, "beta_fast": 2.0, "beta_slow": 0.25}  # of 64 positions
+# Of 64 positions; one pair of four stays, one is half interpolated.
+YARN = {"factor": 4.0, "original_seq_len": 16, "beta_fast": 0.25, "beta_slow": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +82,8 @@ def test_transformers_computes_the_same_logits_and_text(
         assert not torch.allclose(replace_rope(model)(ids), ours, atol=0.1)
         for_4 = json.loads((out / "config.json").read_bytes())
         del for_4["rope_parameters"]
+        told = for_4.get("rope_scaling", {}).get("attention_factor")
+        assert told == (model.shape.yarn or {}).get("attention_factor"), "no reader computes it by itself"
         (tmp_path / "4").mkdir()
         (tmp_path / "4" / "config.json").write_text(json.dumps(for_4))
         config = transformers.AutoConfig.from_pretrained(tmp_path / "4")

@@ -101,4 +101,6 @@ def test_a_phase_has_its_context_in_model_json_and_the_later_one_its_rope_and_wi
     last = run.rows()[-1]
     assert last["step"] == 4 and len(last["val_quarters"]["long"]) == 4
     assert np.mean(last["val_quarters"]["long"]) == pytest.approx(last["val_losses"]["long"], abs=1e-6)
+    with run.training(resume=run.checkpoints()[-1], phase="longer", rope={"theta": 5e5}) as again:
+        assert again.model.shape.rope == {"theta": 5e5}, "a second extension replaces the first"
     assert training.progress.val_loss == last["val_loss"] != last["val_losses"]["long"]
