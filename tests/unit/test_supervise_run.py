@@ -107,27 +107,24 @@ def test_a_longer_phase_has_held_out_windows_of_its_own_once(tmp_path: Path) -> 
     ]
 
 
-def test_a_launch_has_the_rope_of_its_step_and_a_new_length_a_new_micro_batch(tmp_path: Path) -> None:
+def test_a_launch_has_the_rope_and_the_held_out_files_of_its_step(tmp_path: Path) -> None:
     yarn = {"factor": 2.0, "original_seq_len": 10, "beta_fast": 32.0, "beta_slow": 1.0}
     longer = {"name": "a", "from": 30, "seq_len": 20, "rope": {"yarn": yarn}}
     phases = [longer, {"name": "b", "from": 40, "global_batch": 8}]
     later = LaterHeldout("e" * 64, 3, "uint16", 60, "a", "heldout-a.bin", 20)
     record = RunRecord(IDENTITY, Heldout("d" * 64, 6, "uint16", 60), (later,))
-    numerics = {"micro_batch": 4, "micro_batch_asked": None, "loss_chunk": 256}
 
     def body(step: int, **train: Any) -> dict[str, Any]:
         keys = {"train__steps": 60, "train__seq_len": 10, **train}
         pipeline = make_pipeline(tmp_path, **keys).pipeline
         launch = Launch("l", 0, None, step, tmp_path / "socket")
-        return launch_body(launch, pipeline, PIN, record, numerics=numerics)
+        return launch_body(launch, pipeline, PIN, record)
 
     assert not {"phase", "rope", "heldouts"} & body(30).keys(), "a run without phases"
     made = {step: body(step, train__phases=phases) for step in (29, 30, 31, 40)}
     assert [one["phase"] for one in made.values()] == ["", "a", "a", "b"]
     assert [one.get("rope") for one in made.values()] == [None, *[{"yarn": yarn}] * 3]
     assert ["heldouts" in one for one in made.values()] == [False, True, True, True]
-    kept = [one["numerics"].get("micro_batch") for one in made.values()]
-    assert kept == [4, None, 4, 4], "chosen anew where windows become longer, then the run's own"
     settings = launched_body(made[30], resume_step=30, time="")["settings"]
     assert (settings["phase"], settings["rope"]) == ("a", {"yarn": yarn})
 

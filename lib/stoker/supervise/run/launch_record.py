@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.config.schema_train import Schedule, Train
+from stoker.config.schema_train import Schedule
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
@@ -26,7 +26,6 @@ from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog, read_entries
-from stoker.supervise.run.numerics_record import ASKED
 from stoker.supervise.run.record import Identity, RunRecord
 
 # Of so many cores one may be idle between the saves. With fewer a save that takes from training costs less:
@@ -83,7 +82,7 @@ def launch_body(
         "evaluate": train.evaluate.model_dump(mode="json"),
         "precision": train.precision,
         "deterministic": train.deterministic,
-        "numerics": _carried(numerics, train, launch.resume_step),
+        "numerics": numerics,
         "compile": train.compile,
         "recompute": train.recompute,
         "micro_batch": record.asked_micro_batch(train.micro_batch),
@@ -111,16 +110,6 @@ def launch_body(
         **({"rope": settings.rope.body()} if settings.rope else {}),
         **record.heldouts_upto(settings.seq_len, layout),
     }
-
-
-def _carried(numerics: Mapping[str, Any] | None, train: Train, step: int) -> Mapping[str, Any] | None:
-    """Returns a checkpoint's numerics, without its micro-batch where windows after it have another length.
-
-    Then the trainer chooses one by what fits, as for a new run.
-    """
-    if not numerics or train.at(step).seq_len == train.at(max(0, step - 1)).seq_len:
-        return numerics
-    return {name: value for name, value in numerics.items() if name not in ("micro_batch", ASKED)}
 
 
 def external_body(launch: Launch, pipeline: Pipeline, _: Any, record: RunRecord, **__: Any) -> dict[str, Any]:
