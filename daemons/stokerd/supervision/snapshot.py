@@ -58,7 +58,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
     if run.counted.saves_refused:
         trouble = f"the newest save is not sealed: {run.counted.save_refused}; {REFUSED_REMEDY}"
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
-    windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
+    windows_left = train.windows(said["step"] or 0, accounts.last_step or 0)
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
     return {
         **said,

@@ -60,6 +60,14 @@ class PlanSource:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """From this window of the plan on, counted from its first, entries have this seq_len."""
+
+    windows: int
+    seq_len: int
+
+
+@dataclass(frozen=True)
 class GrowthPolicy:
     """The settings of the plan, from the configuration."""
 
@@ -71,6 +79,8 @@ class GrowthPolicy:
     epochs: int | None = None  # None: no limit
     first_segment_tokens: int | None = None  # the start gate's, where it needs less than a segment
     run_id: str = ""  # written into new segments
+    dataset: str = ""
+    cuts: tuple[Cut, ...] = ()  # in order; seq_len holds before the first
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def launch_body(
 ) -> dict[str, Any]:
     """Returns launch.json's body: the trainer's input besides the plan and the checkpoint it resumes from.
 
-    `steps` is the horizon from the resume step (default: as configured). `seq_len` is the configured value;
+    `steps` is the horizon from the resume step (default: as configured). `seq_len` is that of its phase;
     windows that are read have that of their plan entry, and the held-out windows have their own. `numerics`
     are those of the checkpoint to resume from, None for a new run.
     """
@@ -67,15 +67,20 @@ def launch_body(
     train, identity, held = pipeline.train, record.identity, record.heldout
     steps = train.horizon if steps is None else steps
     model = train.model.body()
-    layout = pipeline.layout.run(identity.run)
+    layout, phase = pipeline.layout.run(identity.run), train.at(launch.resume_step)
+    micro_batch = record.asked_micro_batch(phase.micro_batch)
+    if numerics and phase.name and launch.resume_step == phase.start and micro_batch is None:
+        # What fitted the phase before may not fit this one: the trainer tries anew, as a new run's does.
+        numerics = {name: value for name, value in numerics.items() if name != "micro_batch"}
     return {
         **_every_body(launch, pipeline, record),
         "config_digest": config_digest(identity, model, train.optimizer.name),
         "seed": identity.seed,
         "steps": steps,
         "until": launch.until,
-        "seq_len": train.seq_len,
-        "global_batch": train.global_batch,
+        **({"phase": phase.name} if phase.name else {}),
+        "seq_len": phase.seq_len,
+        "global_batch": phase.global_batch,
         "model": model,
         "optimizer": train.optimizer.model_dump(mode="json"),
         "schedule": schedule_body(train.schedule, steps),
@@ -84,8 +89,8 @@ def launch_body(
         "deterministic": train.deterministic,
         "numerics": numerics,
         "compile": train.compile,
-        "recompute": train.recompute,
-        "micro_batch": record.asked_micro_batch(train.micro_batch),
+        "recompute": phase.recompute,
+        "micro_batch": micro_batch,
         "threads": threads(len(os.sched_getaffinity(0))),
         "checkpoint": {
             "every_s": train.checkpoint.every,
@@ -195,7 +200,25 @@ SETTINGS = (
     "optimizer",
     "schedule",
     "evaluate",
+    *(LEFT_OUT := ("phase",)),  # a launch without it has no such key
 )
+
+
+def phase_event(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
+    """Returns the event of a launch with these settings after one with those before.
+
+    None where neither is of a phase, and where the phase goes on as it was.
+    """
+    was, name = before.get("phase", ""), now.get("phase", "")
+    changes = [
+        f"{key} {before.get(key, 'none')} -> {now.get(key, 'none')}"
+        for key in ("seq_len", "rope", "global_batch")
+        if before.get(key) != now.get(key)
+    ]
+    words = {"phase": name, "message": "; ".join(changes)}
+    if name and name != was:
+        return "phase_began", words
+    return ("phase_changed", words) if (was or name) and changes else None
 
 
 @dataclass(frozen=True)
