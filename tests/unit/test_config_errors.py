@@ -13,8 +13,8 @@ from stoker.store.errors import ConfigError
 from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
 
 A, YARN = "{name: a, from: 4}", "yarn: {factor: 2, original_seq_len"
-PHASES = [
-    ("tokens: 1G", A, "train.phases: phases begin at steps, and a run by tokens has no fixed last one"),
+PHASES = [  # of a run, its phases, what is told of them
+    ("tokens: 1B", A, "train.phases: phases begin at steps, and a run by tokens has no fixed last one"),
     ("steps: 10", f"{A}, {{name: b, from: 3}}", "train.phases[1].from: begins after step 3, and what is bef"),
     ("steps: 10", f"{A}, {{name: b, from: 4}}", "train.phases[1].from: begins after step 4, and what is bef"),
     ("steps: 10", f"{A}, {{name: a, from: 5}}", "train.phases[1].name: an earlier phase has the name a"),
@@ -33,12 +33,12 @@ PHASES = [
     (
         "steps: 10\n  micro_batch: 4",
         "{name: a, from: 4, global_batch: 6}",
-        "train.phases[0].global_batch: mi",
+        "train.phases[0].global_batch: ",
     ),
     (
         "steps: 10",
         f"{{name: a, from: 4, rope: {{{YARN}: 99}}}}}}",
-        "train.phases[0].rope.yarn.original_seq_len: 99 is not train.seq_len 2048",
+        "train.phases[0].rope.yarn.original_seq_len: 99 is not 2048, with which",
     ),
 ]
 SUITE = "evaluations: [{suite: a.yaml, at: [finish]}]"

@@ -76,6 +76,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "waiting_for": wait.what or None,
         "waiting_since": wait.since or None,
         "steps": accounts.last_step,
+        "train_phase": train.at(live.launch.resume_step if live else run.at.step).name or None,
         "tokens_per_s": view.tokens_per_s if view and trains else None,
         "mfu": view.mfu if view and trains else None,
         "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,

@@ -70,6 +70,7 @@ COMMANDS = {
     "quarantine": ("data.quarantine", "List, release or drop quarantined files."),
     "config": ("pipeline.config", "Check a pipeline file, or show the settings in force."),
     "memory": ("stoker.memory.group:memory", "Record, show and diagnose what memory is taken."),
+    "schedule": ("pipeline.schedule", "Show phases, learning rate, batch and tokens of a run by step."),
     "units": ("pipeline.units", "Show or write what the systemd units take from a file."),
     "notify": ("notify.command", "Tell people what is due: events, the verdict, the morning line."),
     "client": ("runs.client", "Print the client for a trainer of your own."),

@@ -15,6 +15,8 @@ from stoker.store.errors import ConfigError, DataError
 from stoker.supervise.run.launch_record import Launched, Makers
 from stoker.supervise.run.numerics_record import differences, is_known
 
+OF_A_PHASE = ("micro_batch", "recompute")  # numerics that a launch may change
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -58,7 +60,8 @@ def insist_on_equal_bits(
 ) -> None:
     """Raises ConfigError, with what can be done, unless all phases have the same numerics, known and exact.
 
-    `sealed` names the checkpoint to compare with, which was `made_with` these.
+    Each is trained with its own micro-batch and recomputation. `sealed` names the checkpoint to compare with,
+    which was `made_with` these.
     """
     first = parts[0].settings.get("numerics") or {}
     if not is_known(first):
@@ -68,7 +71,8 @@ def insist_on_equal_bits(
         )
     for part in parts:
         now, last = part.settings.get("numerics") or {}, part.first - 1
-        changes = differences(first, now) if is_known(now) else ["to unknown ones"]
+        compared = {name: value for name, value in now.items() if name not in OF_A_PHASE}
+        changes = differences(first, compared) if is_known(now) else ["to unknown ones"]
         if changes:
             raise ConfigError(
                 f"no replay can go past step {last}, where the run's numerics changed "
@@ -79,7 +83,8 @@ def insist_on_equal_bits(
                 f"no replay can repeat steps {part.first} to {part.last}: they were trained on "
                 f"{now['device']} with train.deterministic: false"
             )
-    if made_with is not None and (changes := differences(first, made_with)):
+    made = [part for part in parts if part.first <= int(sealed.rpartition("-")[2] or 0)]
+    if made_with is not None and (changes := differences(made[-1].settings["numerics"], made_with)):
         raise ConfigError(
             f"no replay can repeat {sealed}: it was made with other numerics than the log of launches has "
             f"({'; '.join(changes)}), because the supervisor ended before it received the change; name the "

@@ -22,7 +22,7 @@ from stoker.store.record import new_id, read_record, write_record
 from stoker.supervise.health.exits import GuardedEnd, classify
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
-from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
+from stoker.supervise.run.launch_record import LEFT_OUT, TRAINER, Launch, trainer_environment
 
 KEPT = 2  # the replay's newest checkpoints
 SEAL_EVERY_S = 600.0  # upper limit of the work that a stopped replay loses
@@ -142,8 +142,9 @@ class Trial:
     def body(self, launch: Launch, phase: Phase) -> dict[str, Any]:
         """Returns launch.json: the recorded run's, with the phase's settings and the replay's paths."""
         held = self.base["heldout"]
+        base = {name: value for name, value in self.base.items() if name not in LEFT_OUT}
         return {
-            **self.base,
+            **base,
             **phase.settings,
             "launch": launch.launch,
             "timeline": phase.timeline,

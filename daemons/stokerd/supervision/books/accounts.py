@@ -200,7 +200,7 @@ class Accounts:
         return self.config.at(at.step).seq_len, tuple(cuts)
 
     def windows_ahead(self, at: Checkpoint) -> int:
-        """Returns by how many windows the data is ahead of a checkpoint's step: rollbacks have skipped them."""
+        """Returns by how many windows, which rollbacks skip, the data is ahead of a checkpoint's step."""
         made = self.windows_left(START) - self.windows_left(at.position)
         return linear(self.planner.plan, at.position) - made
 

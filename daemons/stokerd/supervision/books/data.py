@@ -148,7 +148,8 @@ class DataReadiness:
     def grow(self, pin: DatasetPin, target: int, seq_len: int, cuts: tuple[Cut, ...] = ()) -> Job | None:
         """Appends the due entries of proven sets to the plan; returns the proof that the next ones need.
 
-        They have windows of `seq_len`, and after each of the `cuts` of its own. Does nothing for RESTS times as long as the call before took, unless a proof has ended since.
+        They have windows of `seq_len`, from each of the `cuts` on of its own. Does nothing for RESTS times as
+        long as the call before took, unless a proof has ended since.
         """
         now = time.monotonic()
         if now < self._rest_until:
