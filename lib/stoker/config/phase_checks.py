@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from stoker.config.schema_train import Train
+from stoker.config.units import format_bytes
 
 Rule = tuple[object, str, str]  # true where the rule is broken, the dotted key, the error text
 
@@ -49,7 +50,10 @@ def phase_notes(train: Train) -> Iterator[Rule]:
             reach = f"{yarn.factor:g} x {train.seq_len}, which yarn's factor allows"
             yield True, key, f"{length} tokens are more than {reach}; raise it to {times:g}"
         if length == longest:
-            size = f"a window has {length} tokens, {times:g} x as many as at the beginning, and a pass of one"
-            yield True, key, f"{size} takes as much more memory; recompute: blocks needs less"
+            # As a trainer on a CPU estimates it before it tries: float32, without the logits.
+            size = 4 * length * train.model.layers * (16 * train.model.width + 6 * train.model.ffn_width)
+            told = f"a pass of one window of {length} tokens takes about {format_bytes(size)} for activations"
+            less = "in float32; bfloat16 takes half, recompute: blocks little"
+            yield True, key, f"{told}, {times:g} x the beginning's, {less}"
             few = f"{evaluated} tokens fill no window of the {length} of {phase.name}; raise it"
             yield 0 < evaluated <= length, "train.evaluate.tokens", few
