@@ -15,7 +15,7 @@ from stoker.store.errors import ConfigError, DataError
 from stoker.supervise.run.launch_record import Launched, Makers
 from stoker.supervise.run.numerics_record import differences, is_known
 
-OF_A_PHASE = ("micro_batch", "recompute")  # numerics that a launch may change
+OF_A_PHASE = ("micro_batch", "recompute")  # numerics that a phase of the run may change
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def insist_on_equal_bits(
 ) -> None:
     """Raises ConfigError, with what can be done, unless all phases have the same numerics, known and exact.
 
-    Each is trained with its own micro-batch and recomputation. `sealed` names the checkpoint to compare with,
-    which was `made_with` these.
+    A phase of the run begins with its own micro-batch and recomputation. `sealed` names the checkpoint to
+    compare with, which was `made_with` these.
     """
-    first = parts[0].settings.get("numerics") or {}
+    first, phase = parts[0].settings.get("numerics") or {}, parts[0].settings.get("phase")
     if not is_known(first):
         raise ConfigError(
             f"no replay can repeat steps 1 to {parts[0].last}: their numerics are not on record. The Stoker "
@@ -71,8 +71,9 @@ def insist_on_equal_bits(
         )
     for part in parts:
         now, last = part.settings.get("numerics") or {}, part.first - 1
-        compared = {name: value for name, value in now.items() if name not in OF_A_PHASE}
-        changes = differences(first, compared) if is_known(now) else ["to unknown ones"]
+        if (name := part.settings.get("phase")) != phase:
+            phase, first = name, {**first, **{key: now[key] for key in OF_A_PHASE if key in now}}
+        changes = differences(first, now) if is_known(now) else ["to unknown ones"]
         if changes:
             raise ConfigError(
                 f"no replay can go past step {last}, where the run's numerics changed "
