@@ -12,9 +12,10 @@ import pytest
 from stoker.cli.main import exit_code
 from stoker.config.checks import notes
 from stoker.plan.growth import Cut
-from stoker.plan.positions import Position, Skip, left_after
+from stoker.plan.positions import START, Position, Skip, left_after
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.launch_record import phase_event
+from stokerd.sharding import parallelism
 from stokerd.supervision.books.accounts import Accounts
 from support.config_files import MINIMAL, load_text, train_of, write_pipeline
 from support.plan_data import plan_of, segment
@@ -151,3 +152,21 @@ def test_an_average_that_never_begins_is_told(tmp_path: Path) -> None:
     for step, count in ((9, 0), (10, 1)):
         pipeline = load_text(tmp_path, f"{MINIMAL}  ema: {{from_step: {step}}}\n")
         assert sum(note.path == ("train", "ema", "from_step") for note in notes(pipeline)) == count
+
+
+def test_the_builders_see_how_far_the_data_lasts_whatever_the_windows_lengths() -> None:
+    plan = plan_of(segment(0, 100, seq_len=64), segment(1, 50, seq_len=256))
+    for position, ahead_s in (
+        (START, 500.0),
+        (Position(0, 60), 440.0),
+        (Position(1, 10), (32_000 - 8960) / 256),
+    ):
+        run = SimpleNamespace(finished=None, windows_per_s=1.0, plan=plan, low_water=position)
+        sums = SimpleNamespace(sums=SimpleNamespace(tokens={"train": 32_000}))
+        pipeline = SimpleNamespace(train=train_of(seq_len=64))
+        state: Any = SimpleNamespace(
+            datasets={"prose": SimpleNamespace(sources=sums)},
+            runs=SimpleNamespace(holdings=[run]),
+            context=SimpleNamespace(pipeline=pipeline),
+        )
+        assert parallelism._ahead_s(state) == ahead_s

@@ -13,9 +13,7 @@ from typing import Any
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.errors import ConfigError, DataError
 from stoker.supervise.run.launch_record import Launched, Makers
-from stoker.supervise.run.numerics_record import differences, is_known
-
-OF_A_PHASE = ("micro_batch", "recompute")  # numerics that a phase of the run may change
+from stoker.supervise.run.numerics_record import OF_A_PHASE, differences, is_known
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog, read_entries
+from stoker.supervise.run.numerics_record import OF_A_PHASE
 from stoker.supervise.run.record import Identity, RunRecord
 
 # Of so many cores one may be idle between the saves. With fewer a save that takes from training costs less:
@@ -68,10 +69,9 @@ def launch_body(
     steps = train.horizon if steps is None else steps
     model = train.model.body()
     layout, phase = pipeline.layout.run(identity.run), train.at(launch.resume_step)
-    micro_batch = record.asked_micro_batch(phase.micro_batch)
-    if numerics and phase.name and launch.resume_step == phase.start and micro_batch is None:
-        # What fitted the phase before may not fit this one: the trainer tries anew, as a new run's does.
-        numerics = {name: value for name, value in numerics.items() if name != "micro_batch"}
+    if numerics and phase.name and launch.resume_step == phase.start:
+        # What fitted the phase before may not fit this one: the trainer chooses anew, as a new run's does.
+        numerics = {name: value for name, value in numerics.items() if name not in OF_A_PHASE}
     return {
         **_every_body(launch, pipeline, record),
         "config_digest": config_digest(identity, model, train.optimizer.name),
@@ -90,7 +90,7 @@ def launch_body(
         "numerics": numerics,
         "compile": train.compile,
         "recompute": phase.recompute,
-        "micro_batch": micro_batch,
+        "micro_batch": record.asked_micro_batch(phase.micro_batch),
         "threads": threads(len(os.sched_getaffinity(0))),
         "checkpoint": {
             "every_s": train.checkpoint.every,
