@@ -111,7 +111,7 @@ def test_the_curve_and_the_rows_of_a_schedule_are_those_of_each_step(
         **{"step": 5, "lr": 3e-4, "phase": "wide", "global_batch": 4},
         **{"seq_len": 64, "tokens": 64 * (4 * 2 + 4)},
     }
-    assert (rows[1]["lr"], rows[9]["phase"], rows[9]["seq_len"]) == (1.5e-4, "long", 128)
+    assert (rows[1]["lr"], rows[8]["phase"], rows[9]["phase"]) == (1.5e-4, "wide", "long")
     assert rows[10]["tokens"] == 64 * (8 + 16) + 2 * 4 * 128
     assert exit_code(["schedule", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
