@@ -14,7 +14,7 @@ from stoker.config.checks import notes
 from stoker.plan.growth import Cut
 from stoker.plan.positions import START, Position, Skip, left_after
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.launch_record import phase_event
+from stoker.supervise.run.launch_record import phase_change
 from stokerd.sharding import parallelism
 from stokerd.supervision.books.accounts import Accounts
 from support.config_files import MINIMAL, load_text, train_of, write_pipeline
@@ -77,25 +77,26 @@ THEN, NOW = {"seq_len": 64, "global_batch": 2}, {"seq_len": 128, "global_batch":
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "event", "message"),
+    ("before", "now", "change"),
     [
-        ({}, THEN, None, ""),
-        (THEN, NOW, None, ""),  # by hand, in a run without phases
-        (THEN, {**NOW, "phase": "a"}, "phase_began", "seq_len 64 -> 128"),
-        ({**NOW, "phase": "a"}, {**NOW, "phase": "a"}, None, ""),
-        ({**NOW, "phase": "a"}, {**NOW, "phase": "b", "rope": 1}, "phase_began", "rope none -> 1"),
-        ({**THEN, "phase": "a"}, {**NOW, "phase": "a", "global_batch": 3}, "phase_changed", None),
-        ({**NOW, "phase": "a"}, THEN, "phase_changed", "seq_len 128 -> 64"),  # back before it
+        ({}, THEN, None),
+        (THEN, NOW, None),  # by hand, in a run without phases
+        (THEN, {**NOW, "phase": "a"}, (True, "seq_len 64 -> 128")),
+        ({**NOW, "phase": "a"}, {**NOW, "phase": "a"}, None),
+        ({**NOW, "phase": "a"}, {**NOW, "phase": "b", "rope": 1}, (True, "rope none -> 1")),
+        ({**NOW, "phase": "a"}, {**NOW, "phase": "b"}, (True, "")),
+        (
+            {**THEN, "phase": "a"},
+            {**NOW, "phase": "a", "global_batch": 3},
+            (False, "seq_len 64 -> 128; global_batch 2 -> 3"),
+        ),
+        ({**NOW, "phase": "a"}, THEN, (False, "seq_len 128 -> 64")),  # back before it
     ],
 )
 def test_a_phase_is_told_once_as_it_begins_and_whenever_its_settings_change(
-    before: Any, now: Any, event: str | None, message: str | None
+    before: Any, now: Any, change: tuple[bool, str] | None
 ) -> None:
-    found = phase_event(before, now)
-    assert (found and found[0]) == event
-    if found:
-        assert found[1]["phase"] == now.get("phase", "")
-        assert found[1]["message"] == (message or "seq_len 64 -> 128; global_batch 2 -> 3")
+    assert phase_change(before, now) == change
 
 
 def test_the_curve_and_the_rows_of_a_schedule_are_those_of_each_step(

@@ -33,9 +33,10 @@ class LaunchBook:
         words |= {"resume_step": known_step(run.newest.body)} if run.newest else {}
         words |= {} if launch.until is None else {"until": launch.until}
         run.events.record("trainer_launched", **words)
-        if event := launch_record.phase_event(before[-1].settings if before else {}, body):
-            ahead = run.accounts.windows_ahead(run.at)
-            run.events.record(event[0], step=step, windows_ahead=ahead, **event[1])
+        if change := launch_record.phase_change(before[-1].settings if before else {}, body):
+            words = {"step": step, "phase": body.get("phase", ""), "message": change[1]}
+            words["windows_ahead"] = run.accounts.windows_ahead(run.at)
+            run.events.record("phase_began" if change[0] else "phase_changed", **words)
         return body
 
     def adopt(self) -> None:

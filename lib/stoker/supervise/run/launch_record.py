@@ -204,8 +204,8 @@ SETTINGS = (
 )
 
 
-def phase_event(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
-    """Returns the event of a launch with these settings after one with those before.
+def phase_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[bool, str] | None:
+    """Returns whether a phase begins with a launch of these settings after one of those, and what changes.
 
     None where neither is of a phase, and where the phase goes on as it was.
     """
@@ -215,10 +215,8 @@ def phase_event(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str,
         for key in ("seq_len", "rope", "global_batch")
         if before.get(key) != now.get(key)
     ]
-    words = {"phase": name, "message": "; ".join(changes)}
-    if name and name != was:
-        return "phase_began", words
-    return ("phase_changed", words) if (was or name) and changes else None
+    begins = bool(name) and name != was
+    return (begins, "; ".join(changes)) if begins or ((was or name) and changes) else None
 
 
 @dataclass(frozen=True)
