@@ -71,6 +71,28 @@ def test_a_phase_begins_exactly_at_its_step_whatever_is_killed_and_a_rollback_pu
     assert audit_run(run.data.pipeline).findings == ()
 
 
+def test_a_phase_that_a_reload_brings_ends_the_launch_that_would_go_past_its_start(
+    shard_sets: Path, tmp_path: Path
+) -> None:
+    settings = {"train__checkpoint": {"every": None, "every_steps": 1000}, "train__steps": 1000}
+    run = make_training(shard_sets, tmp_path / "run", **settings)
+    with patch.dict(os.environ, STOKER_TEST_STEP_S="0.2"):
+        daemon = run.start()
+    run.wait_for_step(1)
+    make_training(
+        shard_sets, tmp_path / "run", **settings, **{"train__phases": [{"name": "late", "from": 900}]}
+    )
+    os.kill(daemon.pid, signal.SIGHUP)
+    try:
+        wait_until(lambda: run.events("trainer_launched")[1:], what="the next launch")
+    finally:
+        assert daemon.stop() == 0, daemon.said()
+    first, second = run.events("trainer_launched")
+    assert ("until" in first, second["until"]) == (False, 900)
+    assert run.events("trainer_exited")[0]["exit_class"] == "stopped_as_asked"
+    assert second["resume_step"] == run.events("trainer_exited")[0]["step"] > 0
+
+
 @pytest.mark.long
 def test_a_run_with_phases_that_was_killed_and_rolled_back_equals_its_replay(
     shard_sets: Path, tmp_path: Path

@@ -14,7 +14,7 @@ from stoker.config.checks import notes
 from stoker.plan.growth import Cut
 from stoker.plan.positions import START, Position, Skip, left_after
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.launch_record import phase_change
+from stoker.supervise.run.launch_record import Launch, passes_a_phase, phase_change
 from stokerd.sharding import parallelism
 from stokerd.supervision.books.accounts import Accounts
 from support.config_files import MINIMAL, load_text, train_of, write_pipeline
@@ -64,6 +64,17 @@ def test_a_launch_ends_where_the_next_phase_begins_and_the_plan_is_cut_there(
     assert Accounts.lengths(accounts(skip), at(step, offset)) == (seq_len, moved)
     assert Accounts.windows_ahead(accounts(skip), at(step, offset + 6)) == 6
     assert Accounts.windows_ahead(accounts(skip), at(step, offset)) == 0
+
+
+@pytest.mark.parametrize(
+    ("resume_step", "until", "passes"),
+    [(0, None, True), (0, 15, True), (0, 10, False), (0, 4, False), (10, 20, False), (30, None, False)],
+)
+def test_a_launch_from_before_the_file_had_a_phase_is_stopped_before_it(
+    resume_step: int, until: int | None, passes: bool
+) -> None:
+    launch = Launch("l", 0, None, resume_step, Path("s"), until=until)
+    assert passes_a_phase(launch, TRAIN) == passes
 
 
 def test_the_windows_of_the_steps_to_come_are_those_of_each_phase() -> None:

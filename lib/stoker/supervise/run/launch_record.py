@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.config.schema_train import Schedule
+from stoker.config.schema_train import Schedule, Train
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
@@ -46,6 +46,12 @@ class Launch:
     notify_socket: Path
     until: int | None = None  # a step to stop at, before the horizon
     reads_output: bool = False  # its steps are read of its output, until it tells them itself
+
+
+def passes_a_phase(launch: Launch, train: Train) -> bool:
+    """Returns whether a launch would go past the start of a phase, which the file did not have before."""
+    later = [phase.start for phase in train.settings if phase.start > launch.resume_step]
+    return bool(later) and (launch.until is None or launch.until > later[0])
 
 
 def launch_body(
