@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -184,12 +184,12 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     if rest is not None and rest.standing == "pending":
         return _Scan((), (), rest).why
     wanted = draft.wanted(epoch)
-    scan = _scan(sources, draft.named, wanted, rules, epoch, rest)
+    scan = _scan(sources, draft.named, wanted, rules, epoch, rest=rest)
     if draft.closed or (rules.settled and scan.blocked is None and not draft.is_enough(scan.chosen)):
         if not sources:
             return "the listing is empty"
         wanted, rest = draft.wanted(epoch + 1), None
-        behind = scan.passed  # sources after the last set, which the next epoch's scan may not reach
+        ended = scan  # also with sources after the last set, which the next epoch's scan may not reach
         scan = _scan(sources, frozenset(), wanted, rules, epoch + 1)
         is_barren = rules.settled and scan.blocked is None and not draft.is_enough(scan.chosen)
         if (
@@ -198,14 +198,14 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
             or (draft.has_parts and is_barren)
         ):
             if not rules.complete:
-                missing = (path for path, reason in behind if reason == MISSING)
-                return next((f"waiting for {path}" for path in missing), scan.why)
+                missing = (path for path, reason in ended.passed if reason == MISSING)
+                return next((f"waiting for {path}" for path in missing), ended.why)
             if not draft.ended:
-                draft.pass_over(behind)
+                draft.pass_over(ended.passed)
                 draft.close()
                 draft.add(End(draft.length))
             return "the data is used up"
-        epoch, scan = epoch + 1, replace(scan, passed=behind + scan.passed)
+        epoch, scan = epoch + 1, replace(scan, passed=ended.passed + scan.passed)
     if rest is not None and not rules.takes(rest):  # the epoch goes on where it was cut
         return _Scan((), (), rest).why
     short = scan.tokens < wanted
@@ -222,6 +222,7 @@ def _scan(
     wanted: int,
     rules: _Rules,
     epoch: int,
+    *,
     rest: PlanSource | None = None,
 ) -> _Scan:
     """Scans the sources in order until a segment is full, or until a source that the plan must wait for.

@@ -1,6 +1,7 @@
 """Reads windows of tokens from shard sets: from the concatenated train (or val) streams of a segment's sets.
 
-Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, across the ends of files and sets.
+Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, across the ends of files and sets;
+the windows of a part begin at its first token.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class WindowReader:
         self.dtype: _Dtype = DTYPES[names.pop()]
         self.seq_len = seq_len
         self.vocab_size = vocab_size
-        self._files = [file for found in manifests for file in _files(*found, stream, self.dtype.itemsize)]
+        files = [_files(*found, stream, self.dtype.itemsize) for found in manifests]
+        self.set_tokens = [sum(file.tokens for file in found) for found in files]
+        self._files = [file for found in files for file in found]
         self._starts = np.concatenate([[0], np.cumsum([file.tokens for file in self._files], dtype=np.int64)])
         self._bounds: list[int] = self._starts.tolist()
         self._map = lru_cache(max(1, most_maps))(self._opened)  # closes the least recently used map
@@ -93,7 +96,7 @@ class WindowReader:
         if wanted.size and (wanted.min() < 0 or wanted.max() >= self.windows):
             raise IndexError(f"a window outside 0..{self.windows - 1} was asked for")
         batch: _Tokens = np.empty((wanted.size, self.seq_len + 1), dtype=self.dtype)
-        starts = wanted * self.seq_len
+        starts = self._first_tokens(wanted)
         files = np.searchsorted(self._starts, starts, side="right") - 1
         places = list(zip(starts.tolist(), files.tolist(), strict=True))
         blocks_read = _blocks_read()
@@ -103,12 +106,16 @@ class WindowReader:
         for row, (start, number) in zip(batch, places, strict=True):
             self._copy(row, start, number)
         self.is_cold = _blocks_read() > blocks_read
-        self._check_vocabulary(batch, wanted)
+        self._check_vocabulary(batch, starts)
         return np.asarray(batch, dtype=np.int64)
 
     def close(self) -> None:
         """Closes the maps."""
         self._map.cache_clear()
+
+    def _first_tokens(self, windows: Windows) -> Windows:
+        """Returns the token of the stream that each window begins at."""
+        return windows * self.seq_len
 
     def _copy(self, row: _Tokens, start: int, number: int) -> None:
         """Fills a row with the window at token `start` of the stream, which is in file `number`."""
@@ -136,11 +143,11 @@ class WindowReader:
         memory.madvise(mmap.MADV_RANDOM)  # what lies around a window is not needed with it
         return _Map(memory, np.frombuffer(memory, dtype=self.dtype))
 
-    def _check_vocabulary(self, batch: _Tokens, wanted: Windows) -> None:
+    def _check_vocabulary(self, batch: _Tokens, starts: Windows) -> None:
         if not batch.size or int(batch.max()) < self.vocab_size:
             return
         row, column = np.argwhere(batch >= self.vocab_size)[0]
-        token = int(wanted[row]) * self.seq_len + int(column)
+        token = int(starts[row]) + int(column)
         number = int(np.searchsorted(self._starts, token, side="right")) - 1
         raise DataError(
             f"{self._files[number].path}: token {token - int(self._starts[number])} is "
@@ -159,13 +166,20 @@ class SegmentReader(WindowReader):
             segment.sets, shards_root, seq_len=segment.seq_len, vocab_size=vocab_size, most_maps=most_maps
         )
         self.segment = segment
-        tail = self.tokens - self.windows * self.seq_len
-        if (self.windows, tail) != (segment.windows, segment.tail_tokens):
-            raise DataError(
-                f"plan entry {segment.n} has {segment.windows} windows and {segment.tail_tokens} tail tokens,"
-                f" its shard sets in {shards_root} give {self.windows} and {tail}"
-            )
+        if misfit := segment.misfit(self.set_tokens):
+            raise DataError(f"plan entry {segment.n} has {misfit}, in {shards_root}")
+        origins = segment.origins(self.set_tokens)
+        self._begins = np.array([window for _, window, _ in origins])
+        self._shifts = np.array([token - window * segment.seq_len for _, window, token in origins])
         self._order = lru_cache(2)(self._block)
+
+    @property
+    def windows(self) -> int:
+        return self.segment.windows
+
+    def _first_tokens(self, windows: Windows) -> Windows:
+        parts = np.searchsorted(self._begins, windows, side="right") - 1
+        return super()._first_tokens(windows) + self._shifts[parts]
 
     def at_offsets(self, offsets: range | npt.ArrayLike) -> Windows:
         """Returns the tokens of the windows at offsets (B,) of the plan entry, as int64 (B, seq_len + 1)."""

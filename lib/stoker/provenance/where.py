@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
-from stoker.plan.log import Segment
+from stoker.plan.log import Closed, Segment
 from stoker.plan.permutation import invert
 from stoker.provenance.set_index import Document, Library, SegmentMap
 from stoker.provenance.step_history import History
@@ -124,8 +125,11 @@ def _uses(history: History, source: Source, row: int, library: Library) -> dict[
     tails: list[int] = []
     for segment in naming:
         found = [] if document is None else list(_windows(segment, key, document, library))
-        tails += [] if found or document is None else [segment.n]
+        tails += [] if found or document is None or segment.parts else [segment.n]
         windows += [{**one, **vars(history.use(segment.n, one["offset"]))} for one in found]
+    seen = {one["epoch"] for one in windows}
+    cut = {segment.epoch for segment in naming if segment.parts and document is not None} - seen
+    tails += [one.n for one in history.plan.entries if isinstance(one, Closed) and one.epoch in cut]
     return {
         "timeline": history.timeline,
         "step": history.last.step,
@@ -138,13 +142,14 @@ def _uses(history: History, source: Source, row: int, library: Library) -> dict[
 
 def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
     """Yields the windows of a plan entry that hold a token of a document; none if it is in the tail."""
-    for start in SegmentMap(segment, library).starts_of(key):
-        first, stop = start + document.first, start + document.stop
-        # Window w reads the tokens from w * seq_len to (w + 1) * seq_len, both included: the last is only a
-        # target.
+    layout = SegmentMap(segment, library)
+    for start, (count, begin, origin) in product(layout.starts_of(key), layout.origins):
+        # Window w of a part reads the tokens from w * seq_len to (w + 1) * seq_len of those behind its origin,
+        # both included: the last is only a target.
+        first, stop = start + document.first - origin, start + document.stop - origin
         low = max(0, (first - 1) // segment.seq_len)
-        high = min((stop - 1) // segment.seq_len, segment.windows - 1)
-        windows = np.arange(low, high + 1)
+        high = min((stop - 1) // segment.seq_len, count - 1)
+        windows = np.arange(begin + low, begin + high + 1)
         offsets = invert(segment.key, segment.windows, windows).tolist() if windows.size else []
         for window, offset in zip(windows.tolist(), offsets, strict=True):
             yield {"entry": segment.n, "epoch": segment.epoch, "window": window, "offset": offset}
