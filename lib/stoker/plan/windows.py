@@ -178,8 +178,8 @@ class SegmentReader(WindowReader):
         return self.segment.windows
 
     def _first_tokens(self, windows: Windows) -> Windows:
-        parts = np.searchsorted(self._begins, windows, side="right") - 1
-        return super()._first_tokens(windows) + self._shifts[parts]
+        shifts: Windows = self._shifts[np.searchsorted(self._begins, windows, side="right") - 1]
+        return super()._first_tokens(windows) + shifts
 
     def at_offsets(self, offsets: range | npt.ArrayLike) -> Windows:
         """Returns the tokens of the windows at offsets (B,) of the plan entry, as int64 (B, seq_len + 1)."""

@@ -144,8 +144,8 @@ def _windows(segment: Segment, key: str, document: Document, library: Library) -
     """Yields the windows of a plan entry that hold a token of a document; none if it is in the tail."""
     layout = SegmentMap(segment, library)
     for start, (count, begin, origin) in product(layout.starts_of(key), layout.origins):
-        # Window w of a part reads the tokens from w * seq_len to (w + 1) * seq_len of those behind its origin,
-        # both included: the last is only a target.
+        # Behind its part's origin, window w reads the tokens from w * seq_len to (w + 1) * seq_len, both
+        # included: the last is only a target.
         first, stop = start + document.first - origin, start + document.stop - origin
         low = max(0, (first - 1) // segment.seq_len)
         high = min((stop - 1) // segment.seq_len, count - 1)

@@ -91,9 +91,9 @@ def parse_json(data: bytes) -> Any:
 def require_version(body: Mapping[str, Any], where: Path | str, known: Collection[int] = (VERSION,)) -> None:
     """Raises UnknownFormat unless `v` is a version of the file's format; check the body's sum before."""
     if body["v"] not in known:
-        versions = " and ".join(map(str, known))
+        ours = " and ".join(map(str, known))
         raise UnknownFormat(
-            f"{where} is of format version {body['v']!r}, this Stoker reads version {versions}: it is left as "
+            f"{where} is of format version {body['v']!r}, this Stoker reads version {ours}: it is left as "
             "it is; start the Stoker that wrote it, or a newer one"
         )
 

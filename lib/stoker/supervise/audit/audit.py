@@ -27,6 +27,7 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
 from stoker.supervise.audit import audit_identity as identity
+from stoker.supervise.audit.audit_parts import part_findings
 from stoker.supervise.audit.audit_rows import History, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import parse_record
@@ -179,7 +180,7 @@ def _plan_findings(view: _View) -> Iterator[str]:
             yield f"{where}: its key is not that of the run's seed"
         for number, (key, manifest) in enumerate(entry.sets):
             first = named.setdefault((entry.epoch, key), (entry.n, number))
-            if first != (entry.n, number):
+            if first != (entry.n, number) and not entry.parts:
                 again = f"names set {key[:16]} again in epoch {entry.epoch}, first in entry {first[0]}"
                 yield f"{where}: {again}: its windows would be applied twice"
             source = known.get(key)
@@ -189,13 +190,11 @@ def _plan_findings(view: _View) -> Iterator[str]:
                 mine, its = manifest[:16], str(source.manifest_sha256)[:16]
                 yield f"{where}: set {key[:16]} has manifest sha256 {mine}, the record of {source.path} {its}"
         if all(key in known for key, _ in entry.sets):
-            tokens = sum(tokens_of(known[key].books, "train") for key, _ in entry.sets)
-            windows = max(0, (tokens - 1) // entry.seq_len)
-            tail = tokens - windows * entry.seq_len
-            if (windows, tail) != (entry.windows, entry.tail_tokens):
-                its = f"{entry.windows} windows and {entry.tail_tokens} tail tokens"
-                gives = f"{tokens} train tokens, which give {windows} and {tail}"
-                yield f"{where}: {its}; the books of its sets have {gives}"
+            misfit = entry.misfit([tokens_of(known[key].books, "train") for key, _ in entry.sets])
+            if misfit:
+                yield f"{where}: {misfit}"
+    counted = {key: tokens_of(known[key].books, "train") for key in known.keys() - given_up}
+    yield from (f"{view.layout.plan}: entry {n}: {why}" for n, why in part_findings(view.plan, counted))
 
 
 def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:
