@@ -6,18 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stoker.plan.log import (
-    Closed,
-    End,
-    Entry,
-    Passed,
-    Plan,
-    Segment,
-    last_part,
-    segment_key,
-    windows_of,
-)
-from stoker.plan.parts import Part
+from stoker.plan.log import Closed, End, Entry, Passed, Plan, Segment, newest, segment_key, windows_of
 
 if TYPE_CHECKING:
     from stoker.plan.growth import GrowthPolicy, PlanSource
@@ -45,12 +34,12 @@ class Draft:
         ours = [segment for segment in segments if segment.epoch == self.epoch]
         self.named = {key for segment in ours for key, _ in segment.sets}
         self.epoch_windows = sum(segment.windows for segment in ours)
-        last = last_part(plan.entries, policy.dataset)
-        self.has_parts, self.closed = last is not None, last is not None and last[2]
+        last = newest(plan.entries)
+        self.has_parts, self.closed = last is not None and bool(last.dataset), isinstance(last, Closed)
         self.rest: PlanSource | None = None
         self.first = 0
-        if last is not None and not self.closed:
-            self.rest, self.first = _rest(last[0], last[1], sources)
+        if isinstance(last, Segment) and last.dataset:
+            self.rest, self.first = _rest(last, sources)
 
     @property
     def seq_len(self) -> int:
@@ -86,14 +75,12 @@ class Draft:
         tokens, seq_len = _tokens(chosen), self.seq_len
         windows = max(0, (tokens - 1) // seq_len)
         self.has_parts = self.has_parts or windows > self._to_cut()
-        key, run_id = segment_key(self.policy.seed, self.length), self.policy.run_id
+        sets = [(source.key, source.manifest_sha256) for source in chosen]
+        tail, key = tokens - windows * seq_len, segment_key(self.policy.seed, self.length)
+        run_id = self.policy.run_id
+        segment = Segment(self.length, epoch, sets, seq_len, windows, tail, key, run_id=run_id)
         if self.has_parts:
-            part = self._part(chosen, min(windows, (self.wanted(epoch) - 1) // seq_len))
-            segment = Segment.of_parts(self.length, (part,), seq_len, key, run_id)
-        else:
-            sets = [(source.key, source.manifest_sha256) for source in chosen]
-            tail = tokens - windows * seq_len
-            segment = Segment(self.length, epoch, sets, seq_len, windows, tail, key, run_id=run_id)
+            segment = self._part_of(segment, chosen)
         self.add(segment)
         self.named.update(key for key, _ in segment.sets)
         self.epoch_windows += segment.windows
@@ -116,36 +103,33 @@ class Draft:
         ahead = (cut.windows for cut in self.policy.cuts if cut.windows > self.windows)
         return next(ahead, NO_CUT) - self.windows
 
-    def _part(self, chosen: Sequence[PlanSource], windows: int) -> Part:
-        """Returns the part that goes on with so many windows of these sources, and notes where it ends."""
-        stop, start, first = windows * self.seq_len, 0, self.first
-        sets = []
-        for source in chosen:
+    def _part_of(self, whole: Segment, chosen: Sequence[PlanSource]) -> Segment:
+        """Returns the part of a segment that is to be planned now, and notes where it ends."""
+        windows = min(whole.windows, (self.wanted(whole.epoch) - 1) // whole.seq_len)
+        stop, start, sets, first = windows * whole.seq_len, 0, [], self.first
+        for source, pair in zip(chosen, whole.sets, strict=True):
             if source.train_tokens and start <= stop:
-                sets.append((source.key, source.manifest_sha256))
+                sets.append(pair)
                 self.rest = replace(source, train_tokens=start + source.train_tokens - stop)
                 self.first = stop - start + (first if len(sets) == 1 else 0)
             start += source.train_tokens
-        return Part(self.policy.dataset, self.epoch, sets, first, windows)
+        dataset = self.policy.dataset
+        return replace(whole, dataset=dataset, first=first, sets=sets, windows=windows, tail_tokens=0)
 
 
 def _tokens(sources: Iterable[PlanSource]) -> int:
     return sum(source.train_tokens for source in sources)
 
 
-def _rest(part: Part, seq_len: int, sources: Sequence[PlanSource]) -> tuple[PlanSource | None, int]:
+def _rest(last: Segment, sources: Sequence[PlanSource]) -> tuple[PlanSource | None, int]:
     """Returns what a part left of its last set, and its first token there.
 
     A pending source while a set of the part may still be that source's; None where one is lost for good.
     """
-    known = {
-        one.key: one
-        for one in sources
-        if one.train_tokens and one.standing not in {"quarantined", "duplicate"}
-    }
-    named = [known.get(key) for key, _ in part.sets]
-    found = [one for one in named if one is not None]
-    if len(found) < len(named):
+    gone = {"quarantined", "duplicate"}
+    known = {one.key: one for one in sources if one.train_tokens and one.standing not in gone}
+    found = [known[key] for key, _ in last.sets if key in known]
+    if len(found) < len(last.sets):
         return next((one for one in sources if one.standing == "pending"), None), 0
-    first = part.stop(seq_len) - _tokens(found[:-1])
+    first = last.stop - _tokens(found[:-1])
     return replace(found[-1], train_tokens=found[-1].train_tokens - first), first

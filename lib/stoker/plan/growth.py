@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stoker.plan.draft import Draft
-from stoker.plan.log import End, Entry, Plan, Segment
-from stoker.plan.parts import SetPair
+from stoker.plan.log import End, Entry, Plan, Segment, SetPair
 
 AHEAD_BATCHES = 32  # global batches to plan ahead of the trainer, up to the run's end
 ENOUGH = "far enough ahead"

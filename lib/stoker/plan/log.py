@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from stoker.plan.parts import Part, SetPair, as_pair, hex64
 from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.files import canonical_json
 from stoker.store.log import ChainedLog, LogScan, restore_lines
@@ -20,13 +20,17 @@ from stoker.store.record import require_version
 PERMUTATION = "feistel8-v1"
 DATA_EXHAUSTED = "data_exhausted"
 VERSIONS = (1, 2)  # of a line
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+
+SetPair = tuple[str, str]  # set key, sha256 of its manifest.json
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Shard sets whose concatenated train streams are trained on in one keyed permutation of windows.
 
-    A line of version 1 takes its sets whole, but for their tail; one of version 2 (`of_parts`) takes `parts`.
+    In a line of version 2, which names the dataset, it is a part of the dataset's stream: windows from token
+    `first` of the first set on, and no tail, for the next part begins where the last window ended.
     Raises ValueError unless each of `sets` is two sha256 in hex.
     """
 
@@ -39,53 +43,41 @@ class Segment:
     key: str
     permutation: str = PERMUTATION
     run_id: str = ""  # of the plan's run; old lines have none
-    parts: tuple[Part, ...] = ()  # then `sets` are those of all parts, and the entry has no tail
+    dataset: str = ""
+    first: int = 0
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            object.__setattr__(self, "sets", tuple(map(as_pair, self.sets)))
-
-    @staticmethod
-    def of_parts(n: int, parts: Sequence[Part], seq_len: int, key: str, run_id: str = "") -> Segment:
-        sets = tuple(pair for part in parts for pair in part.sets)
-        windows = sum(part.windows for part in parts)
-        return Segment(n, parts[0].epoch, sets, seq_len, windows, 0, key, run_id=run_id, parts=tuple(parts))
+        object.__setattr__(self, "sets", tuple(map(_pair, self.sets)))
 
     def body(self) -> dict[str, Any]:
-        body = {"v": 2 if self.parts else 1, **asdict(self)}
-        for name in ("epoch", "sets", "tail_tokens") if self.parts else ("parts",):
-            del body[name]
+        body = {"v": 1, **asdict(self)}
         if not self.run_id:
             del body["run_id"]  # an old line keeps its bytes and its hash
+        part = {name: body.pop(name) for name in ("dataset", "first")}
+        if self.dataset:
+            del body["tail_tokens"]
+            part |= {"epoch": body.pop("epoch"), "sets": body.pop("sets"), "windows": self.windows}
+            body |= {"v": 2, "parts": [part]}
         return body
 
-    def origins(self, tokens: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Returns of each part its windows, its first window in the entry, and the token that one begins at.
-
-        In the stream of all `sets`, which have so many `tokens` each.
-        """
-        found, window, start, count = [], 0, 0, 0
-        for part in self.parts or (Part("", self.epoch, self.sets, 0, self.windows),):
-            found.append((part.windows, window, start + part.first))
-            window += part.windows
-            start, count = start + sum(tokens[count : count + len(part.sets)]), count + len(part.sets)
-        return found
+    @property
+    def stop(self) -> int:
+        """The token of the stream that the next part begins with: the last target of the last window."""
+        return self.first + self.windows * self.seq_len
 
     def misfit(self, tokens: Sequence[int]) -> str:
         """Returns how its counts contradict its sets, which have so many `tokens` each; "" if they agree."""
-        total, done = sum(tokens), 0
-        for part in self.parts:
-            counts = tokens[done : done + len(part.sets)]
-            if not part.fits(self.seq_len, counts):
-                its = f"{part.windows} windows of {self.seq_len} from token {part.first} of {part.dataset}"
-                return f"{its}; its shard sets have {sum(counts)} train tokens, of which those do not read"
-            done += len(part.sets)
+        total, its = sum(tokens), f"{self.windows} windows"
+        if self.dataset:  # they lie inside the sets, and read of each
+            fits = all(tokens) and self.first < tokens[0] and total - tokens[-1] <= self.stop < total
+            its += (
+                f" from token {self.first} on; its shard sets have {', '.join(map(str, tokens))} train tokens"
+            )
+            return "" if fits else its
         windows = max(0, (total - 1) // self.seq_len)
         tail = total - windows * self.seq_len
-        if self.parts or (windows, tail) == (self.windows, self.tail_tokens):
-            return ""
-        its = f"{self.windows} windows and {self.tail_tokens} tail tokens"
-        return f"{its}; its shard sets have {total} train tokens, which give {windows} and {tail}"
+        its += f" and {self.tail_tokens} tail tokens; its shard sets have {total} train tokens, which give"
+        return "" if (windows, tail) == (self.windows, self.tail_tokens) else f"{its} {windows} and {tail}"
 
 
 @dataclass(frozen=True)
@@ -98,13 +90,13 @@ class Passed:
     dataset: str = ""  # in a line of version 2
 
     def body(self) -> dict[str, Any]:
-        passed = {"n": self.n, "passed": [self.path, self.reason]}
-        return {"v": 2, **passed, "dataset": self.dataset} if self.dataset else {"v": 1, **passed}
+        body = {"v": 1, "n": self.n, "passed": [self.path, self.reason]}
+        return body | {"v": 2, "dataset": self.dataset} if self.dataset else body
 
 
 @dataclass(frozen=True)
 class Closed:
-    """The end of an epoch that has parts: none follows, and its last tokens are no targets."""
+    """The end of an epoch that has parts: none follows, and the tail behind the last one has no targets."""
 
     n: int
     dataset: str
@@ -112,8 +104,8 @@ class Closed:
     tail_tokens: int
 
     def body(self) -> dict[str, Any]:
-        closed = {"closed": [self.dataset, self.epoch], "tail_tokens": self.tail_tokens}
-        return {"v": 2, "n": self.n, **closed}
+        closed = [self.dataset, self.epoch]
+        return {"v": 2, "n": self.n, "closed": closed, "tail_tokens": self.tail_tokens}
 
 
 @dataclass(frozen=True)
@@ -170,18 +162,9 @@ def windows_of(entry: Entry) -> int:
     return entry.windows if isinstance(entry, Segment) else 0
 
 
-def last_part(entries: Sequence[Entry], dataset: str) -> tuple[Part, int, bool] | None:
-    """Returns a dataset's last part, its seq_len, and whether its epoch is closed; None before the first."""
-    is_closed = False
-    for entry in reversed(entries):
-        is_closed |= isinstance(entry, Closed) and entry.dataset == dataset
-        if isinstance(entry, Segment):
-            for part in reversed(entry.parts):
-                if part.dataset == dataset:
-                    return part, entry.seq_len, is_closed
-            if not entry.parts:
-                break
-    return None
+def newest(entries: Sequence[Entry]) -> Segment | Closed | None:
+    """Returns the last of the entries that the next segment continues."""
+    return next((entry for entry in reversed(entries) if isinstance(entry, Segment | Closed)), None)
 
 
 def segment_key(seed: int, n: int) -> str:
@@ -225,50 +208,38 @@ def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entr
     if "v" not in body:
         raise ValueError("it says no format version")
     require_version(body, where, VERSIONS)
-    run_id = sys.intern(str(body.get("run_id", "")))
     match body:
         case {"v": 1, "n": int(n), "passed": [str(path), str(reason)]}:
             return Passed(n, path, reason)
         case {"v": 2, "n": int(n), "passed": [str(path), str(reason)], "dataset": str(dataset)} if dataset:
             return Passed(n, path, reason, dataset)
         case {"v": 2, "n": int(n), "closed": [str(dataset), int(epoch)], "tail_tokens": int(tail)} if (
-            min(epoch, tail) >= 0
+            tail >= 0
         ):
             return Closed(n, dataset, epoch, tail)
         case {"v": 1, "n": int(n), "end": str(reason)}:
             return End(n, reason)
-        case {"v": 2, "n": int(n), "parts": [_, *_] as parts, "seq_len": int(seq_len)} if (
-            seq_len >= 1 and body.get("permutation") == PERMUTATION
-        ):
-            found = [_parse_part(part, where) for part in parts]
-            segment = Segment.of_parts(n, found, seq_len, hex64(body.get("key"), "key"), run_id)
-            if segment.windows == body.get("windows"):
-                return segment
+        case {"v": 2, "parts": [{"dataset": str(dataset), "first": int(first), **part}, *others]}:
+            if others or part.keys() - {"epoch", "sets", "windows"}:
+                raise UnknownFormat(
+                    f"{where} has several parts, or a part with more than this Stoker knows: it is left as "
+                    "it is; start the Stoker that wrote it, or a newer one"
+                )
+            whole = parse_entry({**body, **part, "v": 1, "tail_tokens": 0}, where)
+            fits = bool(dataset) and first >= 0 and body.get("windows") == windows_of(whole) >= 1
+            if fits and isinstance(whole, Segment):
+                return replace(whole, dataset=dataset, first=first)
         case {"v": 1, "n": int(n), "epoch": int(epoch), "sets": [_, *_] as sets, "seq_len": int(seq_len)} if (
             epoch >= 0 and seq_len >= 1 and body.get("permutation") == PERMUTATION
         ):
-            windows, left, key = (body.get(name) for name in ("windows", "tail_tokens", "key"))
-            if isinstance(windows, int) and isinstance(left, int) and min(windows, left) >= 0:
-                return Segment(n, epoch, sets, seq_len, windows, left, hex64(key, "key"), run_id=run_id)
+            windows, tail, key = (body.get(name) for name in ("windows", "tail_tokens", "key"))
+            run_id = sys.intern(str(body.get("run_id", "")))
+            if isinstance(windows, int) and isinstance(tail, int) and min(windows, tail) >= 0:
+                return Segment(n, epoch, sets, seq_len, windows, tail, _hex64(key, "key"), run_id=run_id)
     fields = {name: value for name, value in body.items() if name not in {"sets", "parts"}}
     raise ValueError(
-        f"{str(fields)[:500]} is no segment with permutation {PERMUTATION}, no passed, no closed and no end"
+        f"{str(fields)[:500]} is no segment with permutation {PERMUTATION}, no passed, closed or end"
     )
-
-
-def _parse_part(body: object, where: Path | str) -> Part:
-    match body:
-        case {
-            "dataset": str(dataset), "epoch": int(epoch), "sets": [_, *_] as sets,
-            "first": int(first), "windows": int(windows), **other,
-        } if min(epoch, first, windows - 1) >= 0:  # fmt: skip
-            if other:
-                raise UnknownFormat(
-                    f"{where} has a part with {', '.join(map(str, other))}, which this Stoker does not know: "
-                    "it is left as it is; start the Stoker that wrote it, or a newer one"
-                )
-            return Part(dataset, epoch, sets, first, windows)
-    raise ValueError("its parts are no list of dataset, epoch, sets, first and windows")
 
 
 class PlanWriter:
@@ -306,36 +277,37 @@ def restore(writer: PlanWriter, copy: Plan) -> int:
 def _check(entry: Entry, entries: Sequence[Entry], run_id: str | None) -> None:
     if entry.n != len(entries):
         raise ValueError(f"n={entry.n} cannot follow {len(entries)} entries: a line is missing or doubled")
-    if isinstance(entry, Closed):
-        last = last_part(entries, entry.dataset)
-        if last is None or last[2] or last[0].epoch != entry.epoch:
-            raise ValueError(f"it closes epoch {entry.epoch} of {entry.dataset}, which is not open")
-    if not isinstance(entry, Segment):
-        return
-    if run_id and entry.run_id not in {"", run_id}:
+    if isinstance(entry, Segment | Closed) and not _continues(entry, newest(entries)):
+        raise ValueError("it does not begin where its dataset's part before it ended")
+    if run_id and isinstance(entry, Segment) and entry.run_id not in {"", run_id}:
         raise ValueError(
             f"it is of the plan of run id {entry.run_id}, this run's id is {run_id}: a plan of another run "
             "was put here; put back this run's, from its newest checkpoint"
         )
-    before = next((one for one in reversed(entries) if isinstance(one, Segment)), None)
-    if before is not None and before.parts and not entry.parts:
-        raise ValueError("it is of version 1 and follows a segment of version 2")
-    for number, part in enumerate(entry.parts):
-        so_far = (*entries, replace(entry, parts=entry.parts[:number])) if number else entries
-        if why := _break(part, last_part(so_far, part.dataset)):
-            raise ValueError(f"its part of {part.dataset}, epoch {part.epoch}, {why}")
 
 
-def _break(part: Part, before: tuple[Part, int, bool] | None) -> str:
-    """Returns why a part does not continue its dataset's last one, as far as the lines alone show; or ""."""
-    last, seq_len, is_closed = before or (None, 0, True)
-    if last is None or part.epoch > last.epoch:
-        return f"begins at token {part.first}, not at 0" if part.first else ""
-    if part.epoch < last.epoch or is_closed:
-        return f"comes after epoch {last.epoch} was {'closed' if is_closed else 'begun'}"
-    if part.sets[0] == last.sets[-1]:
-        stop = last.stop(seq_len)
-        is_its = part.first == stop if len(last.sets) == 1 else part.first <= stop
-        return "" if is_its else f"begins at token {part.first}, the part before ended at {stop}"
-    # Where the set in which the last part ended is lost for good, the next set is begun.
-    return f"begins at token {part.first} of another set than the part before ended in" if part.first else ""
+def _continues(entry: Segment | Closed, last: Segment | Closed | None) -> bool:
+    """Whether an entry continues the dataset, as far as the lines alone show it."""
+    if isinstance(entry, Closed):
+        return isinstance(last, Segment) and (last.dataset, last.epoch) == (entry.dataset, entry.epoch)
+    if last is None or not last.dataset:
+        return entry.first == 0
+    if entry.dataset != last.dataset or isinstance(last, Closed):
+        return entry.dataset == last.dataset and entry.epoch > last.epoch and entry.first == 0
+    if entry.sets[0] != last.sets[-1]:  # that set is lost for good
+        return entry.epoch == last.epoch and entry.first == 0
+    ends = entry.first == last.stop if len(last.sets) == 1 else entry.first <= last.stop
+    return entry.epoch == last.epoch and ends
+
+
+def _hex64(value: object, what: str) -> str:
+    if not (isinstance(value, str) and _HEX64.fullmatch(value)):
+        raise ValueError(f"{what}={value!r} is not a sha256 in hex")
+    return value
+
+
+def _pair(pair: Sequence[str]) -> SetPair:
+    if not (isinstance(pair, list | tuple) and len(pair) == 2):
+        raise ValueError("sets is not a list of [key, manifest sha256]")
+    key, manifest = _hex64(pair[0], "set key"), _hex64(pair[1], "manifest sha256")
+    return sys.intern(key), sys.intern(manifest)  # later epochs name the same sets again

@@ -1,7 +1,7 @@
 """Reads windows of tokens from shard sets: from the concatenated train (or val) streams of a segment's sets.
 
 Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, across the ends of files and sets;
-the windows of a part begin at its first token.
+in a part of it, behind the part's first token.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class WindowReader:
         seq_len: int,
         vocab_size: int,
         stream: Literal["train", "val"] = "train",
+        first: int = 0,
         most_maps: int = MOST_MAPS,
     ) -> None:
         manifests = [_manifest(shards_root / key[:16], digest) for key, digest in sets]
@@ -71,7 +72,7 @@ class WindowReader:
         self.vocab_size = vocab_size
         files = [_files(*found, stream, self.dtype.itemsize) for found in manifests]
         self.set_tokens = [sum(file.tokens for file in found) for found in files]
-        self._files = [file for found in files for file in found]
+        self._files, self._first = [file for found in files for file in found], first
         self._starts = np.concatenate([[0], np.cumsum([file.tokens for file in self._files], dtype=np.int64)])
         self._bounds: list[int] = self._starts.tolist()
         self._map = lru_cache(max(1, most_maps))(self._opened)  # closes the least recently used map
@@ -85,7 +86,7 @@ class WindowReader:
     @property
     def windows(self) -> int:
         """The number of windows in the stream; each shares its last token with the next."""
-        return max(0, (self.tokens - 1) // self.seq_len)
+        return max(0, (self.tokens - self._first - 1) // self.seq_len)
 
     def read(self, windows: npt.ArrayLike) -> Windows:
         """Returns the tokens of windows (B,), in their order, as int64 (B, seq_len + 1).
@@ -96,7 +97,7 @@ class WindowReader:
         if wanted.size and (wanted.min() < 0 or wanted.max() >= self.windows):
             raise IndexError(f"a window outside 0..{self.windows - 1} was asked for")
         batch: _Tokens = np.empty((wanted.size, self.seq_len + 1), dtype=self.dtype)
-        starts = self._first_tokens(wanted)
+        starts = wanted * self.seq_len + self._first
         files = np.searchsorted(self._starts, starts, side="right") - 1
         places = list(zip(starts.tolist(), files.tolist(), strict=True))
         blocks_read = _blocks_read()
@@ -106,16 +107,12 @@ class WindowReader:
         for row, (start, number) in zip(batch, places, strict=True):
             self._copy(row, start, number)
         self.is_cold = _blocks_read() > blocks_read
-        self._check_vocabulary(batch, starts)
+        self._check_vocabulary(batch, wanted)
         return np.asarray(batch, dtype=np.int64)
 
     def close(self) -> None:
         """Closes the maps."""
         self._map.cache_clear()
-
-    def _first_tokens(self, windows: Windows) -> Windows:
-        """Returns the token of the stream that each window begins at."""
-        return windows * self.seq_len
 
     def _copy(self, row: _Tokens, start: int, number: int) -> None:
         """Fills a row with the window at token `start` of the stream, which is in file `number`."""
@@ -143,11 +140,11 @@ class WindowReader:
         memory.madvise(mmap.MADV_RANDOM)  # what lies around a window is not needed with it
         return _Map(memory, np.frombuffer(memory, dtype=self.dtype))
 
-    def _check_vocabulary(self, batch: _Tokens, starts: Windows) -> None:
+    def _check_vocabulary(self, batch: _Tokens, wanted: Windows) -> None:
         if not batch.size or int(batch.max()) < self.vocab_size:
             return
         row, column = np.argwhere(batch >= self.vocab_size)[0]
-        token = int(starts[row]) + int(column)
+        token = int(wanted[row]) * self.seq_len + self._first + int(column)
         number = int(np.searchsorted(self._starts, token, side="right")) - 1
         raise DataError(
             f"{self._files[number].path}: token {token - int(self._starts[number])} is "
@@ -163,23 +160,17 @@ class SegmentReader(WindowReader):
         self, segment: Segment, shards_root: Path, *, vocab_size: int, most_maps: int = MOST_MAPS
     ) -> None:
         super().__init__(
-            segment.sets, shards_root, seq_len=segment.seq_len, vocab_size=vocab_size, most_maps=most_maps
+            segment.sets,
+            shards_root,
+            seq_len=segment.seq_len,
+            vocab_size=vocab_size,
+            most_maps=most_maps,
+            first=segment.first,
         )
         self.segment = segment
         if misfit := segment.misfit(self.set_tokens):
             raise DataError(f"plan entry {segment.n} has {misfit}, in {shards_root}")
-        origins = segment.origins(self.set_tokens)
-        self._begins = np.array([window for _, window, _ in origins])
-        self._shifts = np.array([token - window * segment.seq_len for _, window, token in origins])
         self._order = lru_cache(2)(self._block)
-
-    @property
-    def windows(self) -> int:
-        return self.segment.windows
-
-    def _first_tokens(self, windows: Windows) -> Windows:
-        shifts: Windows = self._shifts[np.searchsorted(self._begins, windows, side="right") - 1]
-        return super()._first_tokens(windows) + shifts
 
     def at_offsets(self, offsets: range | npt.ArrayLike) -> Windows:
         """Returns the tokens of the windows at offsets (B,) of the plan entry, as int64 (B, seq_len + 1)."""

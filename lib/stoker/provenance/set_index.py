@@ -153,12 +153,6 @@ class SegmentMap:
         self._starts = list(accumulate(lengths, initial=0))
         if misfit := segment.misfit(lengths):
             raise DataError(f"plan entry {segment.n} has {misfit}; run `stoker audit`")
-        self.origins, self._seq_len = segment.origins(lengths), segment.seq_len
-
-    def first_token(self, window: int) -> int:
-        """Returns the token of the entry's stream that a window begins at."""
-        begin, token = next((begin, token) for _, begin, token in reversed(self.origins) if begin <= window)
-        return token + (window - begin) * self._seq_len
 
     def starts_of(self, key: str) -> list[int]:
         """Returns the offsets in the entry's stream at which a set begins; empty for an unnamed set."""

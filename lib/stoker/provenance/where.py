@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from itertools import product
 from typing import Any
 
 import click
@@ -125,11 +124,10 @@ def _uses(history: History, source: Source, row: int, library: Library) -> dict[
     tails: list[int] = []
     for segment in naming:
         found = [] if document is None else list(_windows(segment, key, document, library))
-        tails += [] if found or document is None or segment.parts else [segment.n]
+        tails += [] if found or document is None or segment.dataset else [segment.n]
         windows += [{**one, **vars(history.use(segment.n, one["offset"]))} for one in found]
-    seen = {one["epoch"] for one in windows}
-    cut = {segment.epoch for segment in naming if segment.parts and document is not None} - seen
-    tails += [one.n for one in history.plan.entries if isinstance(one, Closed) and one.epoch in cut]
+    epochs = {one.epoch for one in naming if document is not None} - {one["epoch"] for one in windows}
+    tails += [one.n for one in history.plan.entries if isinstance(one, Closed) and one.epoch in epochs]
     return {
         "timeline": history.timeline,
         "step": history.last.step,
@@ -142,14 +140,13 @@ def _uses(history: History, source: Source, row: int, library: Library) -> dict[
 
 def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
     """Yields the windows of a plan entry that hold a token of a document; none if it is in the tail."""
-    layout = SegmentMap(segment, library)
-    for start, (count, begin, origin) in product(layout.starts_of(key), layout.origins):
-        # Behind its part's origin, window w reads the tokens from w * seq_len to (w + 1) * seq_len, both
-        # included: the last is only a target.
-        first, stop = start + document.first - origin, start + document.stop - origin
+    for start in SegmentMap(segment, library).starts_of(key):
+        first, stop = start + document.first - segment.first, start + document.stop - segment.first
+        # Window w reads the tokens from w * seq_len to (w + 1) * seq_len, both included: the last is only a
+        # target.
         low = max(0, (first - 1) // segment.seq_len)
-        high = min((stop - 1) // segment.seq_len, count - 1)
-        windows = np.arange(begin + low, begin + high + 1)
+        high = min((stop - 1) // segment.seq_len, segment.windows - 1)
+        windows = np.arange(low, high + 1)
         offsets = invert(segment.key, segment.windows, windows).tolist() if windows.size else []
         for window, offset in zip(windows.tolist(), offsets, strict=True):
             yield {"entry": segment.n, "epoch": segment.epoch, "window": window, "offset": offset}

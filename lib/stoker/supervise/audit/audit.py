@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources, tokens_of
 from stoker.plan.consumption import Holdings, consumed_body
-from stoker.plan.log import Plan, read_plan, segment_key
+from stoker.plan.log import Closed, Plan, Segment, read_plan, segment_key
 from stoker.plan.positions import START, Accounts, Books, Position, books, left_after
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError
@@ -27,7 +28,6 @@ from stoker.store.layout import RunLayout
 from stoker.store.log import GENESIS
 from stoker.store.record import read_record
 from stoker.supervise.audit import audit_identity as identity
-from stoker.supervise.audit.audit_parts import part_findings
 from stoker.supervise.audit.audit_rows import History, read_rows, row_findings
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.record import parse_record
@@ -170,6 +170,12 @@ def _plan_findings(view: _View) -> Iterator[str]:
     }
     given_up = {fork.lost for fork in view.timelines.forks}
     named: dict[tuple[int, str], tuple[int, int]] = {}
+    tokens = {key: tokens_of(source.books, "train") for key, source in known.items()}
+    found = {key: count for key, count in tokens.items() if key not in given_up}
+    spans = [entry for entry in view.plan.entries if isinstance(entry, Segment | Closed)]
+    for last, after in pairwise(spans):
+        if gap := _gap(last, after, found):
+            yield f"{view.layout.plan}: entry {after.n}: {gap}"
     epoch = 0
     for entry in view.plan.segments:
         where = f"{view.layout.plan}: entry {entry.n}"
@@ -180,7 +186,7 @@ def _plan_findings(view: _View) -> Iterator[str]:
             yield f"{where}: its key is not that of the run's seed"
         for number, (key, manifest) in enumerate(entry.sets):
             first = named.setdefault((entry.epoch, key), (entry.n, number))
-            if first != (entry.n, number) and not entry.parts:
+            if first != (entry.n, number):
                 again = f"names set {key[:16]} again in epoch {entry.epoch}, first in entry {first[0]}"
                 yield f"{where}: {again}: its windows would be applied twice"
             source = known.get(key)
@@ -189,12 +195,26 @@ def _plan_findings(view: _View) -> Iterator[str]:
             elif source is not None and source.manifest_sha256 != manifest:
                 mine, its = manifest[:16], str(source.manifest_sha256)[:16]
                 yield f"{where}: set {key[:16]} has manifest sha256 {mine}, the record of {source.path} {its}"
+        if entry.dataset:  # the next part goes on in this set
+            del named[entry.epoch, entry.sets[-1][0]]
         if all(key in known for key, _ in entry.sets):
-            misfit = entry.misfit([tokens_of(known[key].books, "train") for key, _ in entry.sets])
-            if misfit:
-                yield f"{where}: {misfit}"
-    counted = {key: tokens_of(known[key].books, "train") for key in known.keys() - given_up}
-    yield from (f"{view.layout.plan}: entry {n}: {why}" for n, why in part_findings(view.plan, counted))
+            misfit = entry.misfit([tokens[key] for key, _ in entry.sets])
+            yield from [f"{where}: {misfit}"] if misfit else []
+
+
+def _gap(last: Segment | Closed, after: Segment | Closed, tokens: Mapping[str, int]) -> str:
+    """Returns how an entry does not go on where a part ended; "" if it does, or where a set of it is lost."""
+    counts = [tokens[key] for key, _ in getattr(last, "sets", ()) if key in tokens]
+    if isinstance(last, Closed) or not last.dataset or len(counts) < len(last.sets):
+        return ""
+    stop = last.stop - sum(counts[:-1])
+    if isinstance(after, Closed):
+        left = counts[-1] - stop
+        its = f"it closes an epoch with {after.tail_tokens} tail tokens, the books of its sets leave {left}"
+        return "" if after.tail_tokens == left else its
+    its = f"it begins at token {after.first} of set {after.sets[0][0][:16]}, the part before it ended at "
+    is_next = (after.sets[0], after.first) == (last.sets[-1], stop)
+    return "" if is_next else f"{its}token {stop} of {last.sets[-1][0][:16]}"
 
 
 def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:
