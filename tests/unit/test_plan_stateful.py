@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.plan import growth, positions, residency
-from stoker.plan.growth import GrowthPolicy
+from stoker.plan import draft, growth, positions, residency
+from stoker.plan.growth import Cut, GrowthPolicy
 from stoker.plan.residency import urgency
 from stoker.plan.timelines import Timelines
 from support import plan_laws as laws
@@ -45,6 +45,9 @@ worlds = st.builds(
     checkpoint_bytes=st.integers(0, 4),
     keep_sets=st.integers(0, 3),
 )
+cuts = st.lists(st.builds(Cut, windows=st.integers(1, 40), seq_len=st.integers(1, 6)), max_size=3).map(
+    lambda found: tuple(sorted(found, key=lambda cut: cut.windows))
+)
 policies = st.builds(
     GrowthPolicy,
     seed=st.integers(0, 3),
@@ -55,6 +58,8 @@ policies = st.builds(
     epochs=st.sampled_from([1, 2, 3, None]),
     first_segment_tokens=st.sampled_from([None, 1, 8]),
     run_id=st.sampled_from(["id-a", "id-b"]),
+    dataset=st.just("data"),
+    cuts=cuts,
 )
 runs = st.builds(
     Run,
@@ -219,6 +224,15 @@ class Histories(RuleBasedStateMachine):
     def change_settings(self, n: int, batch: int, seq_len: int) -> None:
         run = pick(self.world.runs, n)
         run.global_batch, run.policy = batch, replace(run.policy, seq_len=seq_len)
+        self.world.crash(run)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(n=which, ahead=st.integers(0, 12), seq_len=st.integers(1, 6))
+    def begin_a_phase(self, n: int, ahead: int, seq_len: int) -> None:
+        """A phase with another seq_len is configured: from a later window on, or from what is planned next."""
+        run = pick(self.world.runs, n)
+        begun = max([run.plan.windows, *(cut.windows for cut in run.policy.cuts)])
+        run.policy = replace(run.policy, cuts=(*run.policy.cuts, Cut(begun + ahead, seq_len)))
         self.world.crash(run)
 
     @precondition(lambda self: self.world.runs)
@@ -405,8 +419,18 @@ def overtake_what_is_cold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         growth,
         "_scan",
-        lambda sources, *how: strict([one for one in sources if one.standing != "cold"], *how),
+        lambda sources, *how, **also: strict(
+            [one for one in sources if one.standing != "cold"], *how, **also
+        ),
     )
+
+
+def begin_each_part_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draft, "_rest", lambda last, sources: (None, 0))
+
+
+def plan_over_cuts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draft.Draft, "_to_cut", lambda self: draft.NO_CUT)
 
 
 SKIPPED = "a skipped window was trained on|applied, skipped and the rest are not the plan"

@@ -213,13 +213,14 @@ def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entr
             return Passed(n, path, reason)
         case {"v": 2, "n": int(n), "passed": [str(path), str(reason)], "dataset": str(dataset)} if dataset:
             return Passed(n, path, reason, dataset)
-        case {"v": 2, "n": int(n), "closed": [str(dataset), int(epoch)], "tail_tokens": int(tail)} if (
-            tail >= 0
+        case {"v": 2, "n": int(n), "closed": [str(dataset), int(epoch)], "tail_tokens": int(left)} if (
+            left >= 0
         ):
-            return Closed(n, dataset, epoch, tail)
+            return Closed(n, dataset, epoch, left)
         case {"v": 1, "n": int(n), "end": str(reason)}:
             return End(n, reason)
-        case {"v": 2, "parts": [{"dataset": str(dataset), "first": int(first), **part}, *others]}:
+        case {"v": 2, "parts": [{"dataset": str(dataset), "first": int(first), **extra}, *others]}:
+            part = {str(name): value for name, value in extra.items()}
             if others or part.keys() - {"epoch", "sets", "windows"}:
                 raise UnknownFormat(
                     f"{where} has several parts, or a part with more than this Stoker knows: it is left as "
@@ -294,7 +295,7 @@ def _continues(entry: Segment | Closed, last: Segment | Closed | None) -> bool:
         return entry.first == 0
     if entry.dataset != last.dataset or isinstance(last, Closed):
         return entry.dataset == last.dataset and entry.epoch > last.epoch and entry.first == 0
-    if entry.sets[0] != last.sets[-1]:  # that set is lost for good
+    if entry.sets[0][0] != last.sets[-1][0]:  # that set is lost for good
         return entry.epoch == last.epoch and entry.first == 0
     ends = entry.first == last.stop if len(last.sets) == 1 else entry.first <= last.stop
     return entry.epoch == last.epoch and ends

@@ -213,7 +213,7 @@ def _gap(last: Segment | Closed, after: Segment | Closed, tokens: Mapping[str, i
         its = f"it closes an epoch with {after.tail_tokens} tail tokens, the books of its sets leave {left}"
         return "" if after.tail_tokens == left else its
     its = f"it begins at token {after.first} of set {after.sets[0][0][:16]}, the part before it ended at "
-    is_next = (after.sets[0], after.first) == (last.sets[-1], stop)
+    is_next = (after.sets[0][0], after.first) == (last.sets[-1][0], stop)
     return "" if is_next else f"{its}token {stop} of {last.sets[-1][0][:16]}"
 
 
