@@ -229,7 +229,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.runs)
     @rule(n=which, ahead=st.integers(0, 12), seq_len=st.integers(1, 6))
     def begin_a_phase(self, n: int, ahead: int, seq_len: int) -> None:
-        """A phase with another seq_len is configured: from a later window on, or from what is planned next."""
+        """A phase of another seq_len is configured: from a later window on, or from what comes next."""
         run = pick(self.world.runs, n)
         begun = max([run.plan.windows, *(cut.windows for cut in run.policy.cuts)])
         run.policy = replace(run.policy, cuts=(*run.policy.cuts, Cut(begun + ahead, seq_len)))
