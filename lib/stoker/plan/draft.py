@@ -6,7 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stoker.plan.log import Closed, End, Entry, Passed, Plan, Segment, newest, segment_key, windows_of
+from stoker.plan.log import (
+    Closed,
+    End,
+    Entry,
+    Passed,
+    Plan,
+    Segment,
+    SetPair,
+    newest,
+    segment_key,
+    windows_of,
+)
 
 if TYPE_CHECKING:
     from stoker.plan.growth import GrowthPolicy, PlanSource
@@ -25,6 +36,7 @@ class Draft:
     def __init__(self, plan: Plan, sources: Sequence[PlanSource], policy: GrowthPolicy) -> None:
         self.policy = policy
         self.fresh: list[Entry] = []
+        self.chosen: list[SetPair] = []  # for fresh segments; a part may name fewer
         self.length = len(plan.entries)
         self.windows = plan.windows
         self.ended = plan.ended
@@ -76,6 +88,7 @@ class Draft:
         windows = max(0, (tokens - 1) // seq_len)
         self.has_parts = self.has_parts or windows > self._to_cut()
         sets = [(source.key, source.manifest_sha256) for source in chosen]
+        self.chosen += sets
         tail, key = tokens - windows * seq_len, segment_key(self.policy.seed, self.length)
         run_id = self.policy.run_id
         segment = Segment(self.length, epoch, sets, seq_len, windows, tail, key, run_id=run_id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stoker.plan.draft import Draft
-from stoker.plan.log import End, Entry, Plan, Segment, SetPair
+from stoker.plan.log import End, Entry, Plan, SetPair
 
 AHEAD_BATCHES = 32  # global batches to plan ahead of the trainer, up to the run's end
 ENOUGH = "far enough ahead"
@@ -123,13 +123,12 @@ def decide(
     settled = held.issuperset(pending) and (whole if pending else complete)
     rules = _Rules(policy, complete and not pending, settled, frozenset(held))
     why = _extend(draft, target, sources, rules)
-    entries = tuple(draft.fresh)
+    entries, chosen = tuple(draft.fresh), len(draft.chosen)
     beyond = _extend(draft, target, sources, replace(rules, hopeful=True))
     later = draft.fresh[
         len(entries) :
     ]  # they wait for cold or unproven sets; without them, these are no reason
-    coming = tuple(pair for entry in later if isinstance(entry, Segment) for pair in entry.sets)
-    return Growth(entries, why if later else beyond, since, coming)
+    return Growth(entries, why if later else beyond, since, tuple(draft.chosen[chosen:]))
 
 
 @dataclass(frozen=True)
@@ -183,14 +182,13 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     if rest is not None and rest.standing == "pending":
         return _Scan((), (), rest).why
     wanted = draft.wanted(epoch)
-    scan = _scan(sources, draft.named, wanted, rules, epoch, rest=rest)
-    if draft.closed or (rules.settled and scan.blocked is None and not draft.is_enough(scan.chosen)):
+    scan, is_over = _survey(draft, sources, rules, epoch)
+    if draft.closed or is_over:
         if not sources:
             return "the listing is empty"
         wanted, rest = draft.wanted(epoch + 1), None
         ended = scan  # also with sources after the last set, which the next epoch's scan may not reach
-        scan = _scan(sources, frozenset(), wanted, rules, epoch + 1)
-        is_barren = rules.settled and scan.blocked is None and not draft.is_enough(scan.chosen)
+        scan, is_barren = _survey(draft, sources, rules, epoch + 1)
         if (
             draft.epoch_windows == 0
             or (policy.epochs is not None and epoch + 1 >= policy.epochs)
@@ -213,6 +211,16 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     draft.pass_over(scan.passed)
     draft.add_segment(epoch, scan.chosen)
     return ""
+
+
+def _survey(draft: Draft, sources: Sequence[PlanSource], rules: _Rules, epoch: int) -> tuple[_Scan, bool]:
+    """Returns the scan for the next segment of an epoch, and whether the epoch has no more segment."""
+    named, rest = (draft.named, draft.rest) if epoch == draft.epoch else (frozenset(), None)
+    scan = hoped = _scan(sources, named, draft.wanted(epoch), rules, epoch, rest=rest)
+    if draft.has_parts and scan.blocked is not None:  # nothing is brought back for a tail
+        rules = replace(rules, hopeful=True)
+        hoped = _scan(sources, named, draft.wanted(epoch), rules, epoch, rest=rest)
+    return scan, rules.settled and hoped.blocked is None and not draft.is_enough(hoped.chosen)
 
 
 def _scan(
