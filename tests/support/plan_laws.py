@@ -146,6 +146,7 @@ def check_appended(world: World, run: Run, known: int) -> None:
     published = {source.key for source in world.sources if source.published}
     epoch, named = 0, set[str]()
     parts = {entry.epoch for entry in run.plan.segments if entry.dataset}
+    closed = set[int]()
     longest = max(run.policy.seq_len, *(cut.seq_len for cut in run.policy.cuts), 0)
 
     def left_out(named: set[str], epoch: int) -> int:
@@ -154,10 +155,13 @@ def check_appended(world: World, run: Run, known: int) -> None:
         return max(0, less - longest + 1) if epoch in parts else len(published - named)
 
     for entry in run.plan.entries:
+        if isinstance(entry, Closed):
+            assert left_out(named, epoch) == 0 or entry.n < known, "an epoch is closed too early"
+            closed.add(epoch)  # what comes later is for the next epochs
         if isinstance(entry, Passed | Closed):
             continue
         if isinstance(entry, End) or entry.epoch != epoch:
-            is_there = entry.n < known or left_out(named, epoch) == 0
+            is_there = entry.n < known or epoch in closed or left_out(named, epoch) == 0
             assert is_there, "an epoch ends without a set that was there"
             epoch, named = (epoch, named) if isinstance(entry, End) else (entry.epoch, set())
         if isinstance(entry, Segment):
