@@ -132,7 +132,8 @@ def part(n: int, sets: str, first: int, windows: int, *, epoch: int = 0) -> Segm
     "entry",
     [
         segment(1, 5), part(1, "b", 41, 1), part(1, "b", 39, 1), part(1, "a", 40, 1),
-        part(1, "a", 0, 1, epoch=1), replace(part(1, "b", 40, 1), dataset="code"), Closed(1, "web", 1, 3), Closed(1, "code", 0, 3),
+        part(1, "a", 0, 1, epoch=1), replace(part(1, "b", 40, 1), dataset="code"),
+        Closed(1, "web", 1, 3), Closed(1, "code", 0, 3),
     ],
 )  # fmt: skip
 def test_what_does_not_continue_a_part_is_refused(tmp_path: Path, entry: Entry) -> None:
