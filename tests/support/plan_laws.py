@@ -166,6 +166,7 @@ def check_appended(world: World, run: Run, known: int) -> None:
             epoch, named = (epoch, named) if isinstance(entry, End) else (entry.epoch, set())
         if isinstance(entry, Segment):
             keys = {key for key, _ in entry.sets}
+            begun = keys - named  # a part may go on in a set that another began
             named |= keys
             if entry.n < known:
                 continue
@@ -176,7 +177,7 @@ def check_appended(world: World, run: Run, known: int) -> None:
             over = [cut for cut in cuts if start < cut.windows < start + entry.windows]
             assert not over, "an entry reaches over a cut"
             if run.policy.order == "listing" or epoch > 0:
-                last = max(place[key] for key in keys)
+                last = max((place[key] for key in begun), default=0)
                 due = {key for key in published if place[key] < last and world.source(key).tokens}
                 assert due <= named, "a set was overtaken by one behind it in the listing"
 
