@@ -429,6 +429,17 @@ def begin_each_part_anew(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(draft, "_rest", lambda last, sources: (None, 0))
 
 
+def ask_only_for_what_is_named(patch: pytest.MonkeyPatch) -> None:
+    add = draft.Draft.add_segment
+
+    def add_and_forget(self: draft.Draft, epoch: int, chosen: Sequence[growth.PlanSource]) -> None:
+        asked = len(self.chosen)
+        add(self, epoch, chosen)
+        self.chosen[asked:] = self.fresh[-1].sets  # type: ignore[union-attr]
+
+    patch.setattr(draft.Draft, "add_segment", add_and_forget)
+
+
 def plan_over_cuts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(draft.Draft, "_to_cut", lambda self: draft.NO_CUT)
 
@@ -447,15 +458,18 @@ class Found:
     then: Callable[[Histories], object] = lambda state: None
     run: Mapping[str, Any] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
+    hot: int = 40  # bytes
 
     def replay(self) -> None:
         """Go through the history again; AssertionError where a law does not hold."""
-        few = {"seq_len": 1, "epochs": 1, **self.policy}
+        few = {"seq_len": 1, "epochs": 1, "dataset": "data", **self.policy}
         policy = GrowthPolicy(seed=0, segment_tokens=1, order="listing", hold_s=20.0, run_id="id-a", **few)
         run = Run("run", policy, **{"global_batch": 1, "steps": 1, "keep_last": 1, "ahead": 0, **self.run})
         state = Histories()
         try:
-            state.begin(world=World(40, 0, 0, 0, 0), listed=self.listed, ahead=1, run=run, turns=self.turns)
+            state.begin(
+                world=World(self.hot, 0, 0, 0, 0), listed=self.listed, ahead=1, run=run, turns=self.turns
+            )
             state.the_laws_hold()
             self.then(state)
             state.the_laws_hold()
@@ -521,6 +535,22 @@ FAULTS = [
         [0, 0, 0, 0],
         turns=4,
         then=rot_what_the_next_epoch_needs,
+    ),
+]
+CUT = {"cuts": (Cut(2, 2),)}
+FAULTS += [
+    Found(
+        begin_each_part_anew, "no target, or twice|the tail is", [0, 0, 9, 9], 7, run={"steps": 9}, policy=CUT
+    ),
+    Found(plan_over_cuts, "an entry reaches over a cut", [0, 0, 0, 9], turns=7, policy=CUT),
+    Found(
+        ask_only_for_what_is_named,
+        "the pipeline stands still",
+        [0, 0, 10, 10, 10, 0, 3, 11, 12, 9, 9],
+        turns=0,
+        hot=51,
+        run={"global_batch": 2, "steps": 11, "keep_last": 3, "ahead": 6},
+        policy={"seq_len": 4, "epochs": 2, "cuts": (Cut(22, 1),)},
     ),
 ]
 each_fault = pytest.mark.parametrize("found", FAULTS, ids=lambda found: found.fault.__name__)
