@@ -109,6 +109,7 @@ def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
             assert set(found["runs"][0]["steps"]) == seen.get((path, row), set()), (path, row)
             if found["fate"] == "train":
                 assert found["runs"][0]["windows"] or found["runs"][0]["tail_of"]
+                assert made is not in_parts or found["runs"][0]["tail_of"] in ([], [4])
             else:
                 assert not found["runs"][0]["windows"]
     assert min(fates.values()) > 3

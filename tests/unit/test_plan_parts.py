@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,15 @@ from stoker.training.data.batches import Batches
 from support.plan_data import fake_set, plan_of, segment, write_set
 
 GOLDEN = Path(__file__).parents[1] / "data" / "plan-v2.jsonl"
-TOKENS = {"a": 700, "b": 307, "c": 500, "d": 1, "e": 0, "f": 733}
+TOKENS = {"a": 700, "b": 307, "c": 500, "d": 1, "e": 0, "f": 733, "g": 3}
 POLICY = GrowthPolicy(
     seed=1, seq_len=10, segment_tokens=500, epochs=2, run_id="run-a", dataset="web", cuts=(Cut(120, 20),)
 )
 SOURCES = [
     PlanSource("q", "quarantined"),
-    *(PlanSource(name, "ready", *fake_set(name), tokens) for name, tokens in TOKENS.items()),
+    *(PlanSource(name, "ready", *fake_set(name), TOKENS[name]) for name in "abcde"),
+    PlanSource("r", "quarantined"),
+    PlanSource("f", "ready", *fake_set("f"), TOKENS["f"]),
 ]
 
 
@@ -51,6 +52,7 @@ SHAPES = [
     ("a", None, 69, 10),
     ("bc", 0, 50, 10),  # the first that whole sets would take over the cut
     ("c", 193, 1, 10),
+    "Passed",
     ("cdf", 203, 25, 20),
     ("f", 202, 25, 20),
     ("f", 702, 1, 20),
@@ -69,9 +71,8 @@ def test_a_plan_is_cut_where_a_phase_begins_and_loses_only_the_tails_of_its_epoc
     plan = plan_of(*grow(SOURCES, plan_of()).entries)
     assert [shape(entry) for entry in plan.entries] == SHAPES
     assert sum(plan.segments[n].windows for n in range(3)) == 120
-    left = sum(TOKENS.values()) - 700
     whole = books(plan, at(plan, plan.windows))
-    assert whole.tokens + whole.tail_tokens == 700 + left + sum(TOKENS.values())
+    assert whole.tokens + whole.tail_tokens == 2 * sum(source.train_tokens for source in SOURCES)
 
 
 @pytest.mark.parametrize("kept", range(len(SHAPES) + 1))
@@ -88,7 +89,7 @@ def test_after_a_kill_at_any_line_the_same_configuration_gives_the_golden_bytes(
 
 def test_a_program_of_version_1_stops_at_the_first_line_of_version_2() -> None:
     lines = [json.loads(line) for line in GOLDEN.read_bytes().splitlines()]
-    assert [line["v"] for line in lines] == [1, 1, *[2] * 12, 1]
+    assert [line["v"] for line in lines] == [1, 1, *[2] * 13, 1]
     with pytest.raises(UnknownFormat, match="version 2, this Stoker reads version 1"):
         require_version(lines[2], "the plan")
 
@@ -143,6 +144,14 @@ def test_what_does_not_continue_a_part_is_refused(tmp_path: Path, entry: Entry) 
         writer.append(entry)
 
 
+@pytest.mark.parametrize("first", [-1, 41])
+def test_a_part_begins_within_the_set_that_the_last_one_ended_in(tmp_path: Path, first: int) -> None:
+    writer = PlanWriter(tmp_path / "plan.jsonl")
+    writer.append(part(0, "ab", 0, 5))
+    with pytest.raises(DataError, match="does not begin where"):
+        writer.append(part(1, "b", first, 1))
+
+
 @pytest.mark.parametrize("entry", [part(2, "b", 40, 1), Closed(2, "web", 0, 3), part(2, "a", 1, 1, epoch=1)])
 def test_nothing_more_comes_of_a_closed_epoch(tmp_path: Path, entry: Entry) -> None:
     writer = PlanWriter(tmp_path / "plan.jsonl")
@@ -182,6 +191,23 @@ def test_the_next_part_waits_for_the_set_that_the_last_one_ended_in(
         assert shape(next(one for one in growth.entries if isinstance(one, Segment))) == first
     if any(one.path == "c" and one.standing in {"cold", "unproven"} for one in sources):
         assert growth.coming[0] == fake_set("c"), "nobody asks for it"
+
+
+def test_an_epoch_ends_with_a_tail_that_nothing_is_brought_back_for() -> None:
+    nearly = plan_of(*grow(SOURCES, plan_of()).entries[:7])
+    growth = grow([*SOURCES, PlanSource("g", "cold", *fake_set("g"), TOKENS["g"])], nearly)
+    assert shape(growth.entries[0]) == (0, 11)
+    assert shape(growth.entries[1]) == ("a", 0, 25, 20)
+
+
+def test_a_plan_ends_where_too_little_is_left_for_another_epoch() -> None:
+    nearly = plan_of(*grow(SOURCES, plan_of()).entries[:7])
+    left = [one if one.path == "d" else replace(one, standing="quarantined") for one in SOURCES]
+    growth = grow(left, nearly, replace(POLICY, epochs=None))
+    assert ([shape(one) for one in growth.entries][-2:], growth.why) == (
+        [(0, 0), "End"],
+        "the data is used up",
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,20 +253,21 @@ def test_the_windows_of_parts_are_read_and_every_token_but_an_epochs_first_is_a_
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda one: replace(one, windows=6), lambda one: replace(one, windows=1, first=0),
-        lambda one: replace(one, first=12, windows=4),
-    ],
-)  # fmt: skip
+    ("sets", "first", "windows"), [("ab", 4, 6), ("ab", 0, 1), ("ab", 12, 4), ("aeb", 4, 5)]
+)
 def test_a_part_that_its_sets_do_not_bear_out_is_refused_at_open(
-    tmp_path: Path, change: Callable[[Segment], Segment]
+    tmp_path: Path, sets: str, first: int, windows: int
 ) -> None:
-    sets = [write_set(tmp_path, "a", [range(12)]), write_set(tmp_path, "b", [range(40)])]
-    mine = replace(segment(3, 5, sets=sets), dataset="web", first=4)  # to token 44 of 52
-    SegmentReader(mine, tmp_path, vocab_size=1000)
-    with pytest.raises(DataError, match=r"plan entry 3 has .* windows from token .*12, 40 train tokens"):
-        SegmentReader(change(mine), tmp_path, vocab_size=1000)
+    tokens = {"a": 12, "e": 0, "b": 40}
+    pairs = {name: write_set(tmp_path, name, [range(count)]) for name, count in tokens.items()}
+    mine = part(3, "ab", 4, 5)  # to token 44 of 52
+    mine = replace(mine, sets=(pairs["a"], pairs["b"]))
+    assert SegmentReader(mine, tmp_path, vocab_size=1000).windows == 5
+    wrong = replace(mine, sets=[pairs[name] for name in sets], first=first, windows=windows)
+    with pytest.raises(
+        DataError, match=rf"plan entry 3 has {windows} windows from token {first} on.*40 train"
+    ):
+        SegmentReader(wrong, tmp_path, vocab_size=1000)
 
 
 def test_a_source_passed_over_beside_parts_is_of_their_version() -> None:

@@ -227,8 +227,7 @@ def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entr
                     "it is; start the Stoker that wrote it, or a newer one"
                 )
             whole = parse_entry({**body, **part, "v": 1, "tail_tokens": 0}, where)
-            fits = bool(dataset) and first >= 0 and body.get("windows") == windows_of(whole) >= 1
-            if fits and isinstance(whole, Segment):
+            if isinstance(whole, Segment) and dataset and body.get("windows") == whole.windows >= 1:
                 return replace(whole, dataset=dataset, first=first)
         case {"v": 1, "n": int(n), "epoch": int(epoch), "sets": [_, *_] as sets, "seq_len": int(seq_len)} if (
             epoch >= 0 and seq_len >= 1 and body.get("permutation") == PERMUTATION
@@ -297,7 +296,7 @@ def _continues(entry: Segment | Closed, last: Segment | Closed | None) -> bool:
         return entry.dataset == last.dataset and entry.epoch > last.epoch and entry.first == 0
     if entry.sets[0][0] != last.sets[-1][0]:  # that set is lost for good
         return entry.epoch == last.epoch and entry.first == 0
-    ends = entry.first == last.stop if len(last.sets) == 1 else entry.first <= last.stop
+    ends = entry.first == last.stop if len(last.sets) == 1 else 0 <= entry.first <= last.stop
     return entry.epoch == last.epoch and ends
 
 
