@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.plan.growth import Cut, Growth, GrowthPolicy, PlanSource, decide
-from stoker.plan.log import Closed, End, Entry, Passed, Plan, PlanWriter, Segment, parse_entry, read_plan
+from stoker.plan.log import Closed, Entry, Plan, PlanWriter, Segment, parse_entry, read_plan
 from stoker.plan.positions import START, at, books
 from stoker.plan.windows import SegmentReader
 from stoker.store.errors import DataError, UnknownFormat
@@ -194,14 +194,14 @@ def test_the_next_part_waits_for_the_set_that_the_last_one_ended_in(
 
 
 def test_an_epoch_ends_with_a_tail_that_nothing_is_brought_back_for() -> None:
-    nearly = plan_of(*grow(SOURCES, plan_of()).entries[:7])
+    nearly = plan_of(*grow(SOURCES, plan_of()).entries[:8])
     growth = grow([*SOURCES, PlanSource("g", "cold", *fake_set("g"), TOKENS["g"])], nearly)
     assert shape(growth.entries[0]) == (0, 11)
     assert shape(growth.entries[1]) == ("a", 0, 25, 20)
 
 
 def test_a_plan_ends_where_too_little_is_left_for_another_epoch() -> None:
-    nearly = plan_of(*grow(SOURCES, plan_of()).entries[:7])
+    nearly = plan_of(*grow(SOURCES, plan_of()).entries[:8])
     left = [one if one.path == "d" else replace(one, standing="quarantined") for one in SOURCES]
     growth = grow(left, nearly, replace(POLICY, epochs=None))
     assert ([shape(one) for one in growth.entries][-2:], growth.why) == (
@@ -223,22 +223,20 @@ def test_entries_take_whole_sets_until_a_cut_divides_one(cuts: tuple[Cut, ...], 
     policy = replace(POLICY, segment_tokens=1001, epochs=1, cuts=cuts)
     if len(shapes) == 3:
         policy = replace(policy, segment_tokens=585)
-    found = [shape(entry) for entry in grow(SOURCES[1:], plan_of(), policy).entries]
+    found = [shape(entry) for entry in grow([one for one in SOURCES if one.key], plan_of(), policy).entries]
     assert found[: len(shapes)] == shapes
 
 
 def test_the_windows_of_parts_are_read_and_every_token_but_an_epochs_first_is_a_target_once(
     tmp_path: Path,
 ) -> None:
-    stream = np.random.default_rng(0).permutation(sum(TOKENS.values()))
-    ends = np.cumsum(list(TOKENS.values()))
-    pairs = [
-        write_set(tmp_path, name, [some[: len(some) // 3].tolist(), some[len(some) // 3 :].tolist()])
-        for name, some in zip(TOKENS, np.split(stream, ends[:-1]), strict=True)
-    ]
-    sources = [
-        PlanSource(name, "ready", *pair, TOKENS[name]) for name, pair in zip(TOKENS, pairs, strict=True)
-    ]
+    counts = {source.path: source.train_tokens for source in SOURCES if source.key}
+    stream = np.random.default_rng(0).permutation(sum(counts.values()))
+    sources = []
+    for (name, count), end in zip(counts.items(), np.cumsum(list(counts.values())), strict=True):
+        some = stream[end - count : end].tolist()
+        pair = write_set(tmp_path, name, [some[: count // 3], some[count // 3 :]])
+        sources.append(PlanSource(name, "ready", *pair, count))
     writer = PlanWriter(tmp_path / "plan.jsonl")
     for entry in grow(
         sources, writer.plan, replace(POLICY, cuts=(Cut(30, 7), Cut(95, 20)), epochs=1)
@@ -268,10 +266,3 @@ def test_a_part_that_its_sets_do_not_bear_out_is_refused_at_open(
         DataError, match=rf"plan entry 3 has {windows} windows from token {first} on.*40 train"
     ):
         SegmentReader(wrong, tmp_path, vocab_size=1000)
-
-
-def test_a_source_passed_over_beside_parts_is_of_their_version() -> None:
-    growth = grow(standing("f", "quarantined"), BEGUN, complete=True)
-    passed = [entry for entry in growth.entries if isinstance(entry, Passed)]
-    assert [one.body()["dataset"] for one in passed] == ["web"]
-    assert isinstance(growth.entries[-1], End)
