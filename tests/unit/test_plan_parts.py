@@ -20,7 +20,7 @@ from stoker.training.data.batches import Batches
 from support.plan_data import fake_set, plan_of, segment, write_set
 
 GOLDEN = Path(__file__).parents[1] / "data" / "plan-v2.jsonl"
-TOKENS = {"a": 700, "b": 307, "c": 500, "d": 1, "e": 0, "f": 733, "g": 3}
+TOKENS = {"a": 700, "b": 307, "c": 500, "d": 1, "e": 0, "f": 733, "g": 10, "h": 3}
 POLICY = GrowthPolicy(
     seed=1, seq_len=10, segment_tokens=500, epochs=2, run_id="run-a", dataset="web", cuts=(Cut(120, 20),)
 )
@@ -85,6 +85,7 @@ def test_after_a_kill_at_any_line_the_same_configuration_gives_the_golden_bytes(
     for entry in grow(SOURCES, writer.plan).entries:
         writer.append(entry)
     assert path.read_bytes() == GOLDEN.read_bytes()
+    assert read_plan(path).entries == grow(SOURCES, plan_of()).entries
 
 
 def test_a_program_of_version_1_stops_at_the_first_line_of_version_2() -> None:
@@ -195,9 +196,19 @@ def test_the_next_part_waits_for_the_set_that_the_last_one_ended_in(
 
 def test_an_epoch_ends_with_a_tail_that_nothing_is_brought_back_for() -> None:
     nearly = plan_of(*grow(SOURCES, plan_of()).entries[:8])
-    growth = grow([*SOURCES, PlanSource("g", "cold", *fake_set("g"), TOKENS["g"])], nearly)
-    assert shape(growth.entries[0]) == (0, 11)
-    assert shape(growth.entries[1]) == ("a", 0, 25, 20)
+    more = [PlanSource(name, "cold", *fake_set(name), TOKENS[name]) for name in "hg"]
+    growth = grow([*SOURCES, more[0]], nearly)
+    assert [shape(entry) for entry in growth.entries[:2]] == [(0, 11), ("a", 0, 25, 20)]
+    growth = grow([*SOURCES, *(replace(one, standing="ready") for one in reversed(more))], nearly)
+    assert [shape(entry) for entry in growth.entries[:2]] == [("fg", 722, 1, 20), (0, 1)]  # h is in no window
+
+
+def test_an_epoch_does_not_end_while_the_set_it_was_cut_in_is_built_again() -> None:
+    nearly = plan_of(*grow(SOURCES, plan_of()).entries[:8])
+    sources = [*SOURCES[:-1], PlanSource("f", "pending")]
+    held = {"waiting": {"f": -1e9}, "whole": True, "complete": False}
+    growth = decide(nearly, sources, target=10**9, policy=POLICY, now=0.0, **held)  # type: ignore[arg-type]
+    assert (growth.entries, growth.why) == ((), "waiting for f")
 
 
 def test_a_plan_ends_where_too_little_is_left_for_another_epoch() -> None:
