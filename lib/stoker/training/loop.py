@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,7 @@ from stoker.training.compile_cache import CompileCache
 from stoker.training.copying import TensorCopier
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
-from stoker.training.evaluate import evaluate
+from stoker.training.evaluate import Evaluation, evaluate, of_later
 from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
@@ -72,6 +72,7 @@ class Training:
     progress: Progress
     batches: Batches
     heldout: npt.NDArray[Any] | None
+    heldouts: Mapping[str, npt.NDArray[Any]]  # later ones, of longer windows, by name
     metrics: MetricsLog
     protocol: Protocol
     stop: Stop
@@ -113,8 +114,8 @@ class Training:
         if self.numerics.compile == "none":
             return
         self._say("compile")
-        held = None if self.heldout is None else self.heldout.shape
-        self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldout=held)
+        held = [one.shape for one in (self.heldout, *self.heldouts.values()) if one is not None]
+        self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldouts=held)
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -296,19 +297,12 @@ class Training:
         if self.heldout is None or self.metrics.evaluated(step):
             return True
         self._say("eval")
-        found = evaluate(
-            self.model,
-            self.heldout,
-            compute=self.compute,
-            micro_batch=windows_a_pass(
-                self.numerics.micro_batch, self.launch.seq_len, self.heldout.shape[1] - 1
-            ),
-            go_on=self._still_evaluating,
-        )
-        if found is not None:
-            self.metrics.append(
-                {"step": step, "val_loss": found.loss, "val_stderr": found.stderr, "time": utc_now()}
-            )
+        made = [self._evaluated(windows) for windows in (self.heldout, *self.heldouts.values())]
+        whole = [one for one in made if one is not None]
+        if is_whole := len(whole) == len(made):  # one row has all, so that a resumed run repeats all
+            found, *later = whole
+            row = {"step": step, "val_loss": found.loss, "val_stderr": found.stderr}
+            self.metrics.append({**row, **of_later(self.heldouts, later), "time": utc_now()})
             if not math.isfinite(found.loss):
                 raise NonFinite(
                     f"the held-out loss at step {step} is {found.loss}: the model is useless and "
@@ -317,7 +311,17 @@ class Training:
                 )
             self.progress = replace(self.progress, val_loss=found.loss)
         self._say("train")
-        return found is not None
+        return is_whole
+
+    def _evaluated(self, windows: npt.NDArray[Any]) -> Evaluation | None:
+        length = windows.shape[1] - 1
+        return evaluate(
+            self.model,
+            windows,
+            compute=self.compute,
+            micro_batch=windows_a_pass(self.numerics.micro_batch, self.launch.seq_len, length),
+            go_on=self._still_evaluating,
+        )
 
     def _still_evaluating(self, windows: int) -> bool:
         self.protocol.tell(done=windows, **self.progress.words())

@@ -117,6 +117,8 @@ def launch_body(
             "seq_len": identity.seq_len,
         },
         "origin": identity.origin and asdict(identity.origin),
+        **({"rope": phase.rope.body()} if phase.rope else {}),
+        **record.heldouts_upto(phase.seq_len, layout),
     }
 
 
@@ -193,7 +195,9 @@ def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunL
     }
 
 
+LEFT_OUT = ("phase", "rope")  # where they are off
 SETTINGS = (
+    *LEFT_OUT,
     "steps",
     "global_batch",
     "seq_len",
@@ -206,7 +210,6 @@ SETTINGS = (
     "optimizer",
     "schedule",
     "evaluate",
-    *(LEFT_OUT := ("phase",)),  # a launch without it has no such key
 )
 
 
