@@ -64,8 +64,8 @@ def test_a_phase_begins_exactly_at_its_step_whatever_is_killed_and_a_rollback_pu
     kept = {f"step-{step:09d}" for step in (BACK, BEGINS, LATER, END)}
     assert set(run.checkpoints()) == kept  # BEGINS as a milestone
     launches, _ = read_launches(run.run.launches)
-    assert {one.settings.get("phase") for one in launches if one.resume_step < BEGINS} == {None}
-    assert "micro_batch" not in next(one for one in launches if "phase" in one.settings).settings["numerics"]
+    assert {one.settings.get("phase") for one in launches if one.resume_step < BEGINS} == {""}
+    assert "micro_batch" not in next(one for one in launches if one.settings["phase"]).settings["numerics"]
     launch = read_record(run.run.launch)
     assert (launch["phase"], launch["global_batch"], launch["seq_len"]) == ("wide", 8, 64)
     assert audit_run(run.data.pipeline).findings == ()

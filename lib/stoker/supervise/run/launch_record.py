@@ -84,7 +84,7 @@ def launch_body(
         "seed": identity.seed,
         "steps": steps,
         "until": launch.until,
-        **({"phase": phase.name} if phase.name else {}),
+        **({"phase": phase.name} if train.phases else {}),
         "seq_len": phase.seq_len,
         "global_batch": phase.global_batch,
         "model": model,
@@ -193,6 +193,7 @@ def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunL
     }
 
 
+LEFT_OUT = ("phase",)  # where they are off
 SETTINGS = (
     "steps",
     "global_batch",
@@ -206,7 +207,7 @@ SETTINGS = (
     "optimizer",
     "schedule",
     "evaluate",
-    *(LEFT_OUT := ("phase",)),  # a launch without it has no such key
+    *LEFT_OUT,
 )
 
 
