@@ -18,16 +18,17 @@ from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
 BEGINS, END, BACK, LATER = 12, 22, 10, 20
-FIRST = {"train__steps": END, "train__phases": [{"name": "wide", "from": BEGINS, "global_batch": 6}]}
+WIDE = {"name": "wide", "from": BEGINS, "global_batch": 6, "seq_len": 128, "rope": {"theta": 500_000}}
+FIRST = {"train__steps": END, "train__phases": [WIDE]}
 # Changed after it has begun: it counts from the next launch.
-AGAIN = {**FIRST, "train__phases": [{"name": "wide", "from": BEGINS, "global_batch": 8}]}
+AGAIN = {**FIRST, "train__phases": [{**WIDE, "global_batch": 8}]}
 
 
 def through_its_phase(template: Path, home: Path, *, with_torch: bool, **settings: Any) -> TrainPipeline:
     """A run that was killed before and after its phase began, rolled back over it, and came to its end."""
     few = {"every": None, "every_steps": 5, "keep_last": 1, "keep_every": 10, "busy": "wait"}
     settings = {"train__checkpoint": few, **settings}
-    run = make_training(template, home, with_torch=with_torch, **FIRST, **settings)
+    run = make_training(template, home, with_torch=with_torch, **{**FIRST, **settings})
     with patch.dict(os.environ, STOKER_TEST_STEP_S="0.1"):  # slow enough to be met at its beginning
         daemon = run.start()
     os.kill(run.wait_for_step(BEGINS - 1).pid, signal.SIGKILL)
@@ -37,7 +38,7 @@ def through_its_phase(template: Path, home: Path, *, with_torch: bool, **setting
     skip = f"{BACK}:{BACK + 1}"
     assert exit_code(["rollback", str(run.data.file), str(BACK), "--skip", skip]) == 0
     assert run.once().returncode == 0
-    run = make_training(template, home, with_torch=with_torch, **AGAIN, **settings)
+    run = make_training(template, home, with_torch=with_torch, **{**AGAIN, **settings})
     assert exit_code(["rollback", str(run.data.file), str(LATER)]) == 0
     assert run.once().returncode == 0
     return run
@@ -49,25 +50,28 @@ def test_a_phase_begins_exactly_at_its_step_whatever_is_killed_and_a_rollback_pu
     run = through_its_phase(shard_sets, tmp_path / "run", with_torch=False)
     tokens = {row["step"]: row["tokens"] for row in run.rows() if "loss" in row}  # later timelines last
     sizes = [(tokens[step] - tokens.get(step - 1, 0)) // 64 for step in range(1, END + 1)]
-    assert sizes == [4] * BEGINS + [6] * (LATER - BEGINS) + [8] * (END - LATER)
+    # A skipped batch moves the data ahead: the last step before the phase reads the longer windows.
+    assert sizes == [4] * (BEGINS - 1) + [8] + [12] * (LATER - BEGINS) + [16] * (END - LATER)
     first = [row["tokens"] for row in run.rows() if row["timeline"] == 0 and "loss" in row]
-    assert first[-1] == 64 * (4 * BEGINS + 6 * (END - BEGINS))
+    assert first[BEGINS - 1] == 64 * 4 * BEGINS and first[-1] == first[BEGINS - 1] + 128 * 6 * (END - BEGINS)
 
     began, again = run.events("phase_began")
-    told = {"step": BEGINS, "phase": "wide", "message": "global_batch 4 -> 6"}
+    longer = "seq_len 64 -> 128; rope none -> {'theta': 500000.0}; global_batch 4 -> 6"
+    told = {"step": BEGINS, "phase": "wide", "message": longer}
     assert {**began, **told, "windows_ahead": 0} == began
     assert {**again, **told, "windows_ahead": 4} == again
     left, changed = run.events("phase_changed")
-    assert (left["step"], left["phase"], left["message"]) == (BACK, "", "global_batch 6 -> 4")
+    shorter = "seq_len 128 -> 64; rope {'theta': 500000.0} -> none; global_batch 6 -> 4"
+    assert (left["step"], left["phase"], left["message"]) == (BACK, "", shorter)
     assert (changed["step"], changed["phase"], changed["message"]) == (LATER, "wide", "global_batch 6 -> 8")
     assert {event.get("until") for event in run.events("trainer_launched")} == {BEGINS, None}
     kept = {f"step-{step:09d}" for step in (BACK, BEGINS, LATER, END)}
     assert set(run.checkpoints()) == kept  # BEGINS as a milestone
     launches, _ = read_launches(run.run.launches)
-    assert {one.settings.get("phase") for one in launches if one.resume_step < BEGINS} == {None}
-    assert "micro_batch" not in next(one for one in launches if "phase" in one.settings).settings["numerics"]
+    assert {one.settings.get("phase") for one in launches if one.resume_step < BEGINS} == {""}
+    assert "micro_batch" not in next(one for one in launches if one.settings["phase"]).settings["numerics"]
     launch = read_record(run.run.launch)
-    assert (launch["phase"], launch["global_batch"], launch["seq_len"]) == ("wide", 8, 64)
+    assert (launch["phase"], launch["global_batch"], launch["seq_len"]) == ("wide", 8, 128)
     assert audit_run(run.data.pipeline).findings == ()
 
 
@@ -97,6 +101,12 @@ def test_a_phase_that_a_reload_brings_ends_the_launch_that_would_go_past_its_sta
 def test_a_run_with_phases_that_was_killed_and_rolled_back_equals_its_replay(
     shard_sets: Path, tmp_path: Path
 ) -> None:
-    run = through_its_phase(shard_sets, tmp_path / "run", with_torch=True)
+    half, whole = ({"yarn": {"factor": times, "original_seq_len": 64}} for times in (2, 4))
+    phases = [
+        {"name": "twice", "from": BEGINS, "seq_len": 128, "global_batch": 3, "rope": half},
+        {"name": "fourfold", "from": BEGINS + 5, "seq_len": 256, "rope": whole},
+    ]
+    run = through_its_phase(shard_sets, tmp_path / "run", with_torch=True, train__phases=phases)
+    assert audit_run(run.data.pipeline).findings == ()
     with run.trainer():
         assert exit_code(["replay", str(run.data.file), "main", str(tmp_path / "out")]) == 0

@@ -61,7 +61,7 @@ def insist_on_equal_bits(
     A phase of the run begins with its own micro-batch and recomputation. `sealed` names the checkpoint to
     compare with, which was `made_with` these.
     """
-    first, phase = parts[0].settings.get("numerics") or {}, parts[0].settings.get("phase")
+    first, phase = parts[0].settings.get("numerics") or {}, parts[0].settings.get("phase", "")
     if not is_known(first):
         raise ConfigError(
             f"no replay can repeat steps 1 to {parts[0].last}: their numerics are not on record. The Stoker "
@@ -69,7 +69,7 @@ def insist_on_equal_bits(
         )
     for part in parts:
         now, last = part.settings.get("numerics") or {}, part.first - 1
-        if (name := part.settings.get("phase")) != phase:
+        if (name := part.settings.get("phase", "")) != phase:
             phase, first = name, {**first, **{key: now[key] for key in OF_A_PHASE if key in now}}
         changes = differences(first, now) if is_known(now) else ["to unknown ones"]
         if changes:

@@ -84,7 +84,7 @@ def launch_body(
         "seed": identity.seed,
         "steps": steps,
         "until": launch.until,
-        **({"phase": phase.name} if phase.name else {}),
+        **({"phase": phase.name} if train.phases else {}),
         "seq_len": phase.seq_len,
         "global_batch": phase.global_batch,
         "model": model,
