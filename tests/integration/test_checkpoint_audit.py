@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Source, read_sources, tokens_of, write_source
 from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.growth import GrowthPolicy, PlanSource, decide
-from stoker.plan.log import End, PlanWriter, Segment, segment_key
+from stoker.plan.log import Closed, End, PlanWriter, Segment, segment_key
 from stoker.plan.positions import START, Accounts, Position, Skip, advance
 from stoker.plan.timelines import Timeline
 from stoker.store.layout import RunLayout
@@ -497,7 +497,7 @@ def test_the_second_epoch_may_name_the_sets_of_the_first(run: Run) -> None:
     [
         (
             lambda entry: replace(entry, windows=entry.windows + 1),
-            "the books of its sets have 1303 train tokens",
+            "its shard sets have 1303 train tokens",
         ),
         (lambda entry: replace(entry, tail_tokens=0), "which give 162 and 7"),
         (lambda entry: replace(entry, epoch=2), "epoch 2 follows epoch 0"),
@@ -515,6 +515,50 @@ def test_a_wrong_entry_is_found(run: Run, change: Callable[[Segment], Segment], 
     assert any(f"{run.layout.plan}: entry 1: " in finding and words in finding for finding in findings), (
         findings
     )
+
+
+def in_parts(run: Run, change: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Append an epoch in three parts and its end, some entries changed; return the findings."""
+    parts = [("a", 0, 100), ("ab", 800, 300), ("bc", 700, 200)]
+    entries: list[Segment | Closed] = []
+    for n, (names, first, windows) in enumerate(parts, start=3):
+        sets, key = [fake_set(name) for name in names], segment_key(1, n)
+        entries.append(Segment(n, 1, sets, SEQ, windows, 0, key, dataset="prose", first=first))
+    for entry in (*entries, Closed(6, "prose", 1, 503)):
+        run.writer.append(replace(entry, **change.get(entry.n, {})))
+    return [finding.removeprefix(f"{run.layout.plan}: ") for finding in found(run)]
+
+
+SETS = {name: fake_set(name) for name in "abc"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        (
+            {5: {"first": 696}},
+            ["entry 5: it begins at token 696 of set 3e23e8160039594a, the part before it ended at token 700",
+             "entry 6: it closes an epoch with 503 tail tokens, the books of its sets leave 507"],
+        ),
+        ({6: {"tail_tokens": 500}}, ["entry 6: it closes an epoch with 500 tail tokens, the books"]),
+        (
+            {4: {"windows": 200}, 5: {"first": 2400, "sets": [SETS["b"], SETS["c"]], "windows": 1}},
+            ["entry 5: it begins at token 2400 of set 3e23e8160039594a", "entry 6: it closes an",
+             "entry 4: 200 windows from token 800 on", "entry 5: 1 windows from token 2400 on"],
+        ),
+        (
+            {5: {"sets": [SETS["b"], SETS["a"]]}, 6: {"tail_tokens": 1700}},
+            ["entry 5: names set ca978112ca1bbdca again in epoch 1, first in entry 4"],
+        ),
+    ],
+)  # fmt: skip
+def test_parts_follow_each_other_and_their_epochs_balance(
+    run: Run, change: Mapping[int, Mapping[str, Any]], words: list[str]
+) -> None:
+    findings = in_parts(run, change)
+    assert len(findings) == len(words), findings
+    assert all(one.startswith(its) for one, its in zip(findings, words, strict=True)), findings
 
 
 def test_a_damaged_plan_is_found_and_named(run: Run) -> None:

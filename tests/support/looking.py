@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Books, Source, write_source
-from stoker.plan.log import End, Passed, PlanWriter, Segment, segment_key
+from stoker.plan.log import Closed, End, Passed, PlanWriter, Segment, segment_key
 from stoker.shards.build.build_worker import main
 from stoker.store.files import write_atomic
 from stoker.store.log import ChainedLog
@@ -157,12 +157,30 @@ class FakeRun:
         raw = [(one / "manifest.json").read_bytes() for one in sets]
         tokens = sum(json.loads(one)["books"]["train"]["tokens"] for one in raw)
         windows = (tokens - 1) // seq_len
-        pairs = tuple((json.loads(one)["key"], hashlib.sha256(one).hexdigest()) for one in raw)
+        pairs = tuple(pair_of(one) for one in sets)
         tail = tokens - windows * seq_len
         key = segment_key(1, n)
         writer.append(Segment(n, epoch, pairs, seq_len, windows, tail, key, run_id=RUN_ID))
         self.segments[n] = (seq_len, list(paths))
         self.order += [(n, offset) for offset in range(windows)]
+
+    def go_on(self, *paths: str, first: int, windows: int, epoch: int = 0, seq_len: int = 64) -> int:
+        """Append a part of these sources' sets; return the tokens that it leaves."""
+        writer = PlanWriter(self.run.plan)
+        n = len(writer.plan.entries)
+        pairs = [pair_of(self.site.set_of(path)) for path in paths]
+        whole = Segment(n, epoch, pairs, seq_len, windows, 0, segment_key(1, n), run_id=RUN_ID)
+        writer.append(replace(whole, dataset="prose", first=first))
+        self.segments[n] = (seq_len, list(paths))
+        self.order += [(n, offset) for offset in range(windows)]
+        stream = [label for path in paths for label in train_labels(self.site.set_of(path), path)]
+        self._streams[n] = stream[first : first + windows * seq_len + 1]
+        return len(stream) - first - windows * seq_len
+
+    def close(self, epoch: int, tail_tokens: int) -> None:
+        """Append the end of an epoch."""
+        writer = PlanWriter(self.run.plan)
+        writer.append(Closed(len(writer.plan.entries), "prose", epoch, tail_tokens))
 
     def pass_over(self, path: str) -> None:
         """Append an entry that passes over a source."""
@@ -252,6 +270,12 @@ class FakeRun:
             sets = [label for path in paths for label in train_labels(self.site.set_of(path), path)]
             self._streams[entry] = sets
         return window_labels(self._streams[entry], segment_key(1, entry), seq_len, offset)
+
+
+def pair_of(shard_set: Path) -> tuple[str, str]:
+    """The key of a set and the sha256 of its manifest."""
+    raw = (shard_set / "manifest.json").read_bytes()
+    return str(json.loads(raw)["key"]), hashlib.sha256(raw).hexdigest()
 
 
 def train_labels(shard_set: Path, path: str) -> list[Label]:

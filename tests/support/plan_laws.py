@@ -5,12 +5,14 @@ Nothing here uses the arithmetic of positions, skips or residency that the world
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
-from stoker.plan.log import End, Passed, Plan, Segment
+from stoker.plan.log import Closed, End, Passed, Plan, Segment
 from stoker.plan.positions import Position, books
 from stoker.plan.timelines import skips
 from support.plan_world import Run, Window, World, WorldSource
+
+Token = tuple[str, int]  # key of its set, number in it
 
 
 def windows_in_order(plan: Plan) -> list[Window]:
@@ -84,10 +86,15 @@ def _check_books(run: Run, applied: int, skipped: int, rest: int) -> None:
 
 
 def check_plan(world: World, run: Run) -> None:
-    """Every token of the named sets is in a window or a tail, and each set at most once in an epoch."""
+    """Every token of the named sets is in a window or a tail, and each set at most once in an epoch.
+
+    But for parts, which go on in the set where the one before ended: `check_parts`.
+    """
     tokens = {source.key: source.tokens for source in world.sources}
     named: set[tuple[int, str]] = set()
-    for entry in run.plan.segments:
+    whole = [entry for entry in run.plan.segments if not entry.dataset]
+    assert list(run.plan.segments[: len(whole)]) == whole, "a segment of whole sets follows a part"
+    for entry in whole:
         held = sum(tokens[key] for key, _ in entry.sets)
         assert held == entry.windows * entry.seq_len + entry.tail_tokens
         assert entry.tail_tokens <= entry.seq_len or entry.windows == 0
@@ -96,6 +103,41 @@ def check_plan(world: World, run: Run) -> None:
         assert not named & ours, "a set is named twice in an epoch"
         named |= ours
     assert [entry.n for entry in run.plan.entries] == list(range(len(run.plan.entries)))
+    check_parts(run.plan, tokens, named)
+
+
+def check_parts(plan: Plan, tokens: Mapping[str, int], named: Collection[tuple[int, str]]) -> None:
+    """Token by token: in each epoch with parts every token but the first is a target once, up to the tail.
+
+    `named` are the sets of segments of whole sets, with their epochs.
+    """
+    streams: dict[int, list[Token]] = {}  # the tokens of an epoch's sets, as its parts name them
+    targets: dict[int, list[Token]] = {}
+    closed: dict[int, int] = {}
+    for entry in plan.entries:
+        if isinstance(entry, Closed):
+            assert entry.epoch not in closed
+            closed[entry.epoch] = entry.tail_tokens
+        if not isinstance(entry, Segment) or not entry.dataset:
+            continue
+        assert entry.epoch not in closed, "a part follows the end of its epoch"
+        assert entry.windows >= 1
+        stream = [(key, number) for key, _ in entry.sets for number in range(tokens[key])]
+        known = streams.setdefault(entry.epoch, [])
+        known += [token for token in stream if token not in known]
+        read = set[str]()
+        for window in range(entry.windows):
+            first = entry.first + window * entry.seq_len
+            seen = stream[first : first + entry.seq_len + 1]
+            assert len(seen) == entry.seq_len + 1, "a window reaches beyond its sets"
+            targets.setdefault(entry.epoch, []).extend(seen[1:])
+            read |= {key for key, _ in seen}
+        assert read == {key for key, _ in entry.sets}, "a set is named that no window reads"
+        assert not {(entry.epoch, key) for key in read} & set(named), "a set is named twice in an epoch"
+    for epoch, stream in streams.items():
+        done = targets[epoch]
+        assert done == stream[1 : len(done) + 1], "a token is no target, or twice"
+        assert closed.get(epoch, len(stream) - len(done)) == len(stream) - len(done), "the tail is another"
 
 
 def check_appended(world: World, run: Run, known: int) -> None:
@@ -103,22 +145,40 @@ def check_appended(world: World, run: Run, known: int) -> None:
     place = {source.key: number for number, source in enumerate(world.sources)}
     published = {source.key for source in world.sources if source.published}
     epoch, named = 0, set[str]()
+    parts = {entry.epoch for entry in run.plan.segments if entry.dataset}
+    closed = set[int]()
+    longest = max(run.policy.seq_len, *(cut.seq_len for cut in run.policy.cuts), 0)
+
+    def left_out(named: set[str], epoch: int) -> int:
+        """Tokens of sets that the epoch lacks; parts name no set that has none, or lies in the tail."""
+        less = sum(world.source(key).tokens for key in published - named)
+        return max(0, less - longest + 1) if epoch in parts else len(published - named)
+
     for entry in run.plan.entries:
-        if isinstance(entry, Passed):
+        if isinstance(entry, Closed):
+            assert left_out(named, epoch) == 0 or entry.n < known, "an epoch is closed too early"
+            closed.add(epoch)  # what comes later is for the next epochs
+        if isinstance(entry, Passed | Closed):
             continue
         if isinstance(entry, End) or entry.epoch != epoch:
-            assert entry.n < known or published <= named, "an epoch ends without a set that was there"
+            is_there = entry.n < known or epoch in closed or left_out(named, epoch) == 0
+            assert is_there, "an epoch ends without a set that was there"
             epoch, named = (epoch, named) if isinstance(entry, End) else (entry.epoch, set())
         if isinstance(entry, Segment):
             keys = {key for key, _ in entry.sets}
+            begun = keys - named  # a part may go on in a set that another began
             named |= keys
             if entry.n < known:
                 continue
             assert all(world.source(key).hot for key in keys), "a set that is not hot was named"
-            assert (entry.seq_len, entry.run_id) == (run.policy.seq_len, run.policy.run_id)
+            start, cuts = run.plan.starts[entry.n], run.policy.cuts
+            lengths = [run.policy.seq_len, *(cut.seq_len for cut in cuts if cut.windows <= start)]
+            assert (entry.seq_len, entry.run_id) == (lengths[-1], run.policy.run_id)
+            over = [cut for cut in cuts if start < cut.windows < start + entry.windows]
+            assert not over, "an entry reaches over a cut"
             if run.policy.order == "listing" or epoch > 0:
-                last = max(place[key] for key in keys)
-                due = {key for key in published if place[key] < last}
+                last = max((place[key] for key in begun), default=0)
+                due = {key for key in published if place[key] < last and world.source(key).tokens}
                 assert due <= named, "a set was overtaken by one behind it in the listing"
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,21 @@ def eventful(site: Site) -> FakeRun:
     return run
 
 
+def in_parts(site: Site) -> FakeRun:
+    """A whole set, then parts of another seq_len that begin inside sets, and an epoch that is closed."""
+    run = FakeRun(site)
+    run.plan("a.parquet")
+    left = run.go_on("b.parquet", first=0, windows=20)
+    run.go_on("b.parquet", "c.parquet", first=1280, windows=(left + 100) // 32, seq_len=32)
+    done = 1280 + (left + 100) // 32 * 32 - 1280 - left  # tokens of c
+    more = run.go_on("c.parquet", first=done, windows=10, seq_len=100)
+    run.close(0, more)
+    run.go_on("a.parquet", first=0, windows=9, epoch=1)
+    run.launch(5)
+    run.train(len(run.order) // 5, 5)
+    return run
+
+
 def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     """What a command prints as JSON."""
     assert exit_code([*map(str, arguments), "--json"]) == 0
@@ -70,10 +86,11 @@ def rows_of(report: dict[str, Any]) -> list[list[Label]]:
     ]
 
 
+@pytest.mark.parametrize("made", [eventful, in_parts])
 def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
-    site: Site, capsys: pytest.CaptureFixture[str]
+    site: Site, capsys: pytest.CaptureFixture[str], made: Callable[[Site], FakeRun]
 ) -> None:
-    run = eventful(site)
+    run = made(site)
     seen: dict[Label, set[int]] = {}
     for step in range(1, run.step + 1):
         report = ask(capsys, "data", "batch", site.file, "main", step)
@@ -92,6 +109,7 @@ def test_a_row_is_found_by_where_in_exactly_the_steps_whose_batch_lists_it(
             assert set(found["runs"][0]["steps"]) == seen.get((path, row), set()), (path, row)
             if found["fate"] == "train":
                 assert found["runs"][0]["windows"] or found["runs"][0]["tail_of"]
+                assert made is not in_parts or found["runs"][0]["tail_of"] in ([], [4])
             else:
                 assert not found["runs"][0]["windows"]
     assert min(fates.values()) > 3

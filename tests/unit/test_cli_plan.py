@@ -130,6 +130,17 @@ def test_what_is_held_wanted_away_and_free_to_leave_is_told_of_each_set(
     assert not any(one["evictable"] for one in ask(site, capsys)["sets"])
 
 
+def test_parts_and_the_end_of_their_epoch_are_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    run = FakeRun(site)
+    left = run.go_on("a.parquet", first=0, windows=12)
+    run.close(0, left)
+    run.train(1, 6)
+    report = ask(site, capsys)
+    assert report["entries"][1] == {"n": 1, "closed": ["prose", 0], "tail_tokens": left}
+    assert report["tokens"] == {"applied": 6 * 64, "ahead": 6 * 64, "tail": left}
+    assert f"epoch 0 of prose ends, {left:,} tokens are left" in shown(site, capsys)
+
+
 def test_what_the_plan_waits_for_is_the_supervisors_word(
     site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

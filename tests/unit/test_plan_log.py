@@ -104,8 +104,9 @@ def test_an_entry_that_makes_no_sense_is_refused(tmp_path: Path, field: str, val
 
 def test_an_entry_of_an_unknown_version_is_no_damage(tmp_path: Path) -> None:
     path = tmp_path / "plan.jsonl"
-    path.write_text(json.dumps({**segment(0, 5).body(), "prev": "0" * 64, "v": 2}) + "\n")
-    with pytest.raises(UnknownFormat, match=r"plan\.jsonl, line 1, is of format version 2"):
+    path.write_text(json.dumps({**segment(0, 5).body(), "prev": "0" * 64, "v": 3}) + "\n")
+    known = r"plan\.jsonl, line 1, is of format version 3, this Stoker reads version 1 and 2"
+    with pytest.raises(UnknownFormat, match=known):
         read_plan(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -117,6 +118,13 @@ def test_the_next_use_goes_by_wants_then_the_plan_then_this_epoch_and_the_next()
     run = Holdings("r", plan("b", "c"), Position(0, 10), wants=tuple(keys("e")))
     ranks = next_use([run], keys("abcde"))
     assert sorted(ranks, key=lambda one: ranks[one]) == keys("ecad") + keys("b")
+
+
+def test_a_set_that_a_part_ended_in_is_used_before_the_rest_of_the_epoch() -> None:
+    first, last = plan("a", "bc").segments
+    run = Holdings("r", plan_of(first, replace(last, dataset="web")), Position(1, 10))
+    ranks = next_use([run], keys("abcd"))
+    assert sorted(ranks, key=lambda one: ranks[one]) == keys("cdab")
 
 
 def test_after_the_end_of_its_plan_a_run_uses_nothing_more() -> None:

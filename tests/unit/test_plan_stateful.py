@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.plan import growth, positions, residency
-from stoker.plan.growth import GrowthPolicy
+from stoker.plan import draft, growth, positions, residency
+from stoker.plan.growth import Cut, GrowthPolicy
 from stoker.plan.residency import urgency
 from stoker.plan.timelines import Timelines
 from support import plan_laws as laws
@@ -45,6 +45,9 @@ worlds = st.builds(
     checkpoint_bytes=st.integers(0, 4),
     keep_sets=st.integers(0, 3),
 )
+cuts = st.lists(st.builds(Cut, windows=st.integers(1, 40), seq_len=st.integers(1, 6)), max_size=3).map(
+    lambda found: tuple(sorted(found, key=lambda cut: cut.windows))
+)
 policies = st.builds(
     GrowthPolicy,
     seed=st.integers(0, 3),
@@ -55,6 +58,8 @@ policies = st.builds(
     epochs=st.sampled_from([1, 2, 3, None]),
     first_segment_tokens=st.sampled_from([None, 1, 8]),
     run_id=st.sampled_from(["id-a", "id-b"]),
+    dataset=st.just("data"),
+    cuts=cuts,
 )
 runs = st.builds(
     Run,
@@ -219,6 +224,15 @@ class Histories(RuleBasedStateMachine):
     def change_settings(self, n: int, batch: int, seq_len: int) -> None:
         run = pick(self.world.runs, n)
         run.global_batch, run.policy = batch, replace(run.policy, seq_len=seq_len)
+        self.world.crash(run)
+
+    @precondition(lambda self: self.world.runs)
+    @rule(n=which, ahead=st.integers(0, 12), seq_len=st.integers(1, 6))
+    def begin_a_phase(self, n: int, ahead: int, seq_len: int) -> None:
+        """A phase of another seq_len is configured: from a later window on, or from what comes next."""
+        run = pick(self.world.runs, n)
+        begun = max([run.plan.windows, *(cut.windows for cut in run.policy.cuts)])
+        run.policy = replace(run.policy, cuts=(*run.policy.cuts, Cut(begun + ahead, seq_len)))
         self.world.crash(run)
 
     @precondition(lambda self: self.world.runs)
@@ -405,8 +419,29 @@ def overtake_what_is_cold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         growth,
         "_scan",
-        lambda sources, *how: strict([one for one in sources if one.standing != "cold"], *how),
+        lambda sources, *how, **also: strict(
+            [one for one in sources if one.standing != "cold"], *how, **also
+        ),
     )
+
+
+def begin_each_part_anew(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draft, "_rest", lambda last, sources: (None, 0))
+
+
+def ask_only_for_what_is_named(patch: pytest.MonkeyPatch) -> None:
+    add = draft.Draft.add_segment
+
+    def add_and_forget(self: draft.Draft, epoch: int, chosen: Sequence[growth.PlanSource]) -> None:
+        asked = len(self.chosen)
+        add(self, epoch, chosen)
+        self.chosen[asked:] = self.fresh[-1].sets  # type: ignore[union-attr]
+
+    patch.setattr(draft.Draft, "add_segment", add_and_forget)
+
+
+def plan_over_cuts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draft.Draft, "_to_cut", lambda self: draft.NO_CUT)
 
 
 SKIPPED = "a skipped window was trained on|applied, skipped and the rest are not the plan"
@@ -423,15 +458,18 @@ class Found:
     then: Callable[[Histories], object] = lambda state: None
     run: Mapping[str, Any] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
+    hot: int = 40  # bytes
 
     def replay(self) -> None:
         """Go through the history again; AssertionError where a law does not hold."""
-        few = {"seq_len": 1, "epochs": 1, **self.policy}
+        few = {"seq_len": 1, "epochs": 1, "dataset": "data", **self.policy}
         policy = GrowthPolicy(seed=0, segment_tokens=1, order="listing", hold_s=20.0, run_id="id-a", **few)
         run = Run("run", policy, **{"global_batch": 1, "steps": 1, "keep_last": 1, "ahead": 0, **self.run})
         state = Histories()
         try:
-            state.begin(world=World(40, 0, 0, 0, 0), listed=self.listed, ahead=1, run=run, turns=self.turns)
+            state.begin(
+                world=World(self.hot, 0, 0, 0, 0), listed=self.listed, ahead=1, run=run, turns=self.turns
+            )
             state.the_laws_hold()
             self.then(state)
             state.the_laws_hold()
@@ -497,6 +535,22 @@ FAULTS = [
         [0, 0, 0, 0],
         turns=4,
         then=rot_what_the_next_epoch_needs,
+    ),
+]
+CUT = {"cuts": (Cut(2, 2),)}
+FAULTS += [
+    Found(
+        begin_each_part_anew, "no target, or twice|the tail is", [0, 0, 9, 9], 7, run={"steps": 9}, policy=CUT
+    ),
+    Found(plan_over_cuts, "an entry reaches over a cut", [0, 0, 0, 9], turns=7, policy=CUT),
+    Found(
+        ask_only_for_what_is_named,
+        "the pipeline stands still",
+        [0, 0, 10, 10, 10, 0, 3, 11, 12, 9, 9],
+        turns=0,
+        hot=51,
+        run={"global_batch": 2, "steps": 11, "keep_last": 3, "ahead": 6},
+        policy={"seq_len": 4, "epochs": 2, "cuts": (Cut(22, 1),)},
     ),
 ]
 each_fault = pytest.mark.parametrize("found", FAULTS, ids=lambda found: found.fault.__name__)

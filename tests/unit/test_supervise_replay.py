@@ -112,8 +112,11 @@ MADE = {"device": "cpu", "card": None, "cuda": None, "cpu": "AVX2", "torch": "2.
 ON_CARD = {**MADE, "device": "cuda", "card": "H100"}
 
 
-def made(first: int, numerics: Any, *, deterministic: bool = True) -> Phase:
-    return Phase(first, first + 19, 0, {"numerics": numerics, "deterministic": deterministic})
+HALVED = {**MADE, "micro_batch": 4, "recompute": "blocks"}
+
+
+def made(first: int, numerics: Any, *, deterministic: bool = True, **settings: Any) -> Phase:
+    return Phase(first, first + 19, 0, {"numerics": numerics, "deterministic": deterministic, **settings})
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,11 @@ def made(first: int, numerics: Any, *, deterministic: bool = True) -> Phase:
         ([made(1, MADE), made(21, ON_CARD)], None, "(device: cpu -> cuda; card: none -> H100); "),
         ([made(1, MADE), made(21, ON_CARD), made(41, MADE)], None, "up to there: --to 20"),
         ([made(1, MADE), made(21, MADE), made(41, {**MADE, "micro_batch": 4})], None, "--to 40"),
+        # A phase of a run begins with its own, and keeps them.
+        ([made(1, MADE), made(21, HALVED, phase="a"), made(41, HALVED, phase="a")], MADE, ""),
+        ([made(1, MADE), made(7, HALVED, phase="a")], HALVED, ""),
+        ([made(1, MADE), made(21, MADE, phase="a"), made(41, HALVED, phase="a")], None, "--to 40"),
+        ([made(1, MADE), made(21, {**MADE, "torch": "2.14.0"}, phase="a")], None, "--to 20"),
         ([made(1, MADE), made(21, None)], None, "changed (to unknown ones); replay it up to there: --to 20"),
         ([made(1, ON_CARD, deterministic=False)], None, "on cuda with train.deterministic: false"),
         # The supervisor died before it heard of a smaller micro-batch.

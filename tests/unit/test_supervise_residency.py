@@ -12,7 +12,7 @@ import pytest
 from stoker.config.schema_train import Train
 from stoker.corpus.records.dataset import DatasetPin, TokenizerPin, write_pin
 from stoker.corpus.records.sources import Source, read_sources, write_source
-from stoker.plan.growth import GrowthPolicy
+from stoker.plan.growth import Cut, GrowthPolicy
 from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import START, Position
 from stoker.store.errors import DataError
@@ -71,6 +71,12 @@ class Corpus:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
     return Corpus(tmp_path)
+
+
+def test_parts_name_the_runs_dataset(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "POLICY", replace(POLICY, cuts=(Cut(20, 5),)))
+    assert corpus.grow() == ["a", "a", "b"]
+    assert [entry.dataset for entry in corpus.planner.plan.segments] == ["prose"] * 2
 
 
 def test_the_plan_names_no_set_that_is_not_on_hot_and_asks_for_it_instead(corpus: Corpus) -> None:

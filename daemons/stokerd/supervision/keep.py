@@ -90,9 +90,10 @@ def _note_tokens(run: Run, vocab_size: int) -> None:
 def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     """Prepares the data that a launch reads, and sets the gate that is still closed."""
     step, position = run.at.step, run.at.position
-    run.accounts.reach = run.data.need(position, run.accounts.skips(), run.accounts.reach)
+    batch = run.pipeline.train.at(step).global_batch
+    run.accounts.reach = run.data.need(position, run.accounts.skips(), run.accounts.reach, batch)
     yield from _keep_planned(run, pin, step, position)
-    is_planned = run.accounts.windows_left(position) >= run.pipeline.train.global_batch
+    is_planned = run.accounts.windows_left(position) >= batch
     run.data.gate = first_closed(run.data.launchable(pin, is_planned=is_planned))
 
 
@@ -103,7 +104,8 @@ def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Positio
     """
     if pin is not None:
         run.store.check_pin(pin)
-        if (proof := run.data.grow(pin, run.accounts.target(run.at, step, position))) is not None:
+        target, lengths = run.accounts.target(run.at, step, position), run.accounts.lengths(run.at)
+        if (proof := run.data.grow(pin, target, *lengths)) is not None:
             yield proof
     note_wants(run)
     run.accounts.keep(run.at)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stoker.plan.log import End, Entry, Passed, Plan, Segment, SetPair, segment_key, windows_of
+from stoker.plan.draft import Draft
+from stoker.plan.log import End, Entry, Plan, SetPair
 
 AHEAD_BATCHES = 32  # global batches to plan ahead of the trainer, up to the run's end
 ENOUGH = "far enough ahead"
@@ -60,17 +61,27 @@ class PlanSource:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A change of the sequence length: no entry reaches over the plan's first so many windows."""
+
+    windows: int
+    seq_len: int  # of what is planned beyond
+
+
+@dataclass(frozen=True)
 class GrowthPolicy:
     """The settings of the plan, from the configuration."""
 
     seed: int
-    seq_len: int  # of segments appended from now on
+    seq_len: int  # of segments appended from now on, up to the first cut
     segment_tokens: int
     order: Literal["listing", "arrival"] = "listing"
     hold_s: float = 1800.0
     epochs: int | None = None  # None: no limit
     first_segment_tokens: int | None = None  # the start gate's, where it needs less than a segment
     run_id: str = ""  # written into new segments
+    dataset: str = ""  # written into their parts
+    cuts: tuple[Cut, ...] = ()  # in order
 
 
 @dataclass(frozen=True)
@@ -81,50 +92,6 @@ class Growth:
     why: str  # no more entries can be appended
     waiting: Mapping[str, float] = field(default_factory=dict)  # missing source -> start of the wait
     coming: tuple[SetPair, ...] = ()  # sets of the next entries, once all sets are hot and proven
-
-
-class _Draft:
-    """Collects the `fresh` entries, and keeps the facts of the plan that the next entry depends on.
-
-    `epoch` is the last segment's, `named` the keys of its sets so far, `spoken` the paths passed over.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self.fresh: list[Entry] = []
-        self.length = len(plan.entries)
-        self.windows = plan.windows
-        self.ended = plan.ended
-        self.spoken = {entry.path for entry in plan.entries if isinstance(entry, Passed)}
-        segments = plan.segments
-        self.epoch = segments[-1].epoch if segments else 0
-        ours = [segment for segment in segments if segment.epoch == self.epoch]
-        self.named = {key for segment in ours for key, _ in segment.sets}
-        self.epoch_windows = sum(segment.windows for segment in ours)
-
-    def pass_over(self, found: Iterable[tuple[str, str]]) -> None:
-        """Adds an entry for each passed source with its reason, once per source."""
-        for path, reason in found:
-            if path not in self.spoken:
-                self.spoken.add(path)
-                self.add(Passed(self.length, path, reason))
-
-    def add_segment(self, epoch: int, chosen: Sequence[PlanSource], policy: GrowthPolicy) -> None:
-        """Adds a segment of the sets of these sources."""
-        if epoch != self.epoch:
-            self.epoch, self.named, self.epoch_windows = epoch, set(), 0
-        tokens, seq_len = sum(source.train_tokens for source in chosen), policy.seq_len
-        windows = max(0, (tokens - 1) // seq_len)
-        sets = [(source.key, source.manifest_sha256) for source in chosen]
-        tail, key = tokens - windows * seq_len, segment_key(policy.seed, self.length)
-        self.add(Segment(self.length, epoch, sets, seq_len, windows, tail, key, run_id=policy.run_id))
-        self.named.update(key for key, _ in sets)
-        self.epoch_windows += windows
-
-    def add(self, entry: Entry) -> None:
-        self.fresh.append(entry)
-        self.length += 1
-        self.windows += windows_of(entry)
-        self.ended = isinstance(entry, End)
 
 
 def decide(
@@ -150,19 +117,18 @@ def decide(
     pending = [source.path for source in sources if source.standing == "pending"]
     if plan.windows >= target and not pending:
         return Growth((), ENOUGH)
-    draft = _Draft(plan)
+    draft = Draft(plan, sources, policy)
     since = _missing(draft, sources, policy, now, waiting or {}, whole=whole)
     held = draft.spoken.union(path for path, start in since.items() if now - start >= policy.hold_s)
     settled = held.issuperset(pending) and (whole if pending else complete)
     rules = _Rules(policy, complete and not pending, settled, frozenset(held))
     why = _extend(draft, target, sources, rules)
-    entries = tuple(draft.fresh)
+    entries, chosen = tuple(draft.fresh), len(draft.chosen)
     beyond = _extend(draft, target, sources, replace(rules, hopeful=True))
     later = draft.fresh[
         len(entries) :
     ]  # they wait for cold or unproven sets; without them, these are no reason
-    coming = tuple(pair for entry in later if isinstance(entry, Segment) for pair in entry.sets)
-    return Growth(entries, why if later else beyond, since, coming)
+    return Growth(entries, why if later else beyond, since, tuple(draft.chosen[chosen:]))
 
 
 @dataclass(frozen=True)
@@ -174,6 +140,9 @@ class _Rules:
     settled: bool  # the plan waits for no source, except perhaps for `held` ones
     held: frozenset[str]  # paths whose hold is over
     hopeful: bool = False  # cold and unproven sets count as ready
+
+    def takes(self, source: PlanSource) -> bool:
+        return source.standing == "ready" or (self.hopeful and source.standing in _AWAY)
 
 
 @dataclass(frozen=True)
@@ -199,7 +168,7 @@ class _Scan:
         return f"waiting for {self.blocked.path}{back}"
 
 
-def _extend(draft: _Draft, target: int, sources: Sequence[PlanSource], rules: _Rules) -> str:
+def _extend(draft: Draft, target: int, sources: Sequence[PlanSource], rules: _Rules) -> str:
     """Adds entries until the plan reaches the target; returns why no more can be added."""
     why = ""
     while not why and draft.windows < target:
@@ -207,46 +176,71 @@ def _extend(draft: _Draft, target: int, sources: Sequence[PlanSource], rules: _R
     return why or ENOUGH
 
 
-def _next(draft: _Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
+def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     """Adds the entries up to the next segment, and returns ""; or adds the end or none, and returns why."""
-    policy, epoch = rules.policy, draft.epoch
-    full = wanted = max(policy.segment_tokens, policy.seq_len + 1)  # at least enough for one window
-    if epoch == 0 and not draft.named and policy.first_segment_tokens is not None:
-        wanted = min(full, max(policy.first_segment_tokens, policy.seq_len + 1))
-    scan = _scan(sources, draft.named, wanted, rules, epoch)
-    if rules.settled and not scan.chosen and scan.blocked is None:
+    policy, epoch, rest = rules.policy, draft.epoch, draft.rest
+    if rest is not None and rest.standing == "pending":
+        return _Scan((), (), rest).why
+    wanted = draft.wanted(epoch)
+    scan, is_over = _survey(draft, sources, rules, epoch)
+    if draft.closed or is_over:
         if not sources:
             return "the listing is empty"
-        if draft.epoch_windows == 0 or (policy.epochs is not None and epoch + 1 >= policy.epochs):
+        wanted, rest = draft.wanted(epoch + 1), None
+        ended = scan  # also with sources after the last set, which the next epoch's scan may not reach
+        scan, is_barren = _survey(draft, sources, rules, epoch + 1)
+        if (
+            draft.epoch_windows == 0
+            or (policy.epochs is not None and epoch + 1 >= policy.epochs)
+            or (draft.has_parts and is_barren)
+        ):
             if not rules.complete:
-                missing = (path for path, reason in scan.passed if reason == MISSING)
-                return next((f"waiting for {path}" for path in missing), scan.why)
+                missing = (path for path, reason in ended.passed if reason == MISSING)
+                return next((f"waiting for {path}" for path in missing), ended.why)
             if not draft.ended:
-                draft.pass_over(scan.passed)
+                draft.pass_over(ended.passed)
+                draft.close()
                 draft.add(End(draft.length))
             return "the data is used up"
-        epoch, wanted = epoch + 1, full
-        behind = scan.passed  # sources after the last set, which the next epoch's scan may not reach
-        scan = _scan(sources, frozenset(), wanted, rules, epoch)
-        scan = replace(scan, passed=behind + scan.passed)
+        epoch, scan = epoch + 1, replace(scan, passed=ended.passed + scan.passed)
+    if rest is not None and not rules.takes(rest):  # the epoch goes on where it was cut
+        return _Scan((), (), rest).why
     short = scan.tokens < wanted
     if not scan.chosen or (short and (scan.blocked is not None or not rules.settled)):
         return scan.why
     draft.pass_over(scan.passed)
-    draft.add_segment(epoch, scan.chosen, policy)
+    draft.add_segment(epoch, scan.chosen)
     return ""
 
 
+def _survey(draft: Draft, sources: Sequence[PlanSource], rules: _Rules, epoch: int) -> tuple[_Scan, bool]:
+    """Returns the scan for the next segment of an epoch, and whether the epoch has no more segment."""
+    named, rest = (draft.named, draft.rest) if epoch == draft.epoch else (frozenset(), None)
+    scan = hoped = _scan(sources, named, draft.wanted(epoch), rules, epoch, rest=rest)
+    if draft.has_parts and scan.blocked is not None:  # nothing is brought back for a tail
+        rules = replace(rules, hopeful=True)
+        hoped = _scan(sources, named, draft.wanted(epoch), rules, epoch, rest=rest)
+    return scan, rules.settled and hoped.blocked is None and not draft.is_enough(hoped.chosen)
+
+
 def _scan(
-    sources: Sequence[PlanSource], named: Collection[str], wanted: int, rules: _Rules, epoch: int
+    sources: Sequence[PlanSource],
+    named: Collection[str],
+    wanted: int,
+    rules: _Rules,
+    epoch: int,
+    *,
+    rest: PlanSource | None = None,
 ) -> _Scan:
     """Scans the sources in order until a segment is full, or until a source that the plan must wait for.
+
+    The segment begins with `rest`, if any, whatever its standing.
 
     A source whose set the epoch already has is done, in any state. In arrival order the plan waits for no
     pending source; in the first epoch, it waits for a cold or unproven source only to fill a segment.
     """
-    tokens, strict = 0, rules.policy.order == "listing"
-    chosen: list[PlanSource] = []
+    chosen = [] if rest is None else [rest]
+    tokens, strict = sum(source.train_tokens for source in chosen), rules.policy.order == "listing"
     passed: list[tuple[str, str]] = []
     away: PlanSource | None = None
     taken = set(named)
@@ -257,7 +251,7 @@ def _scan(
             break
         if source.key and source.key in taken:
             continue
-        if source.standing == "ready" or (rules.hopeful and source.standing in _AWAY):
+        if rules.takes(source):
             chosen.append(source)
             taken.add(source.key)
             tokens += source.train_tokens
@@ -275,7 +269,7 @@ def _scan(
 
 
 def _missing(
-    draft: _Draft,
+    draft: Draft,
     sources: Sequence[PlanSource],
     policy: GrowthPolicy,
     now: float,

@@ -6,19 +6,20 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from stoker.store.errors import DataError
+from stoker.store.errors import DataError, UnknownFormat
 from stoker.store.files import canonical_json
 from stoker.store.log import ChainedLog, LogScan, restore_lines
 from stoker.store.record import require_version
 
 PERMUTATION = "feistel8-v1"
 DATA_EXHAUSTED = "data_exhausted"
+VERSIONS = (1, 2)  # of a line
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 SetPair = tuple[str, str]  # set key, sha256 of its manifest.json
@@ -28,6 +29,8 @@ SetPair = tuple[str, str]  # set key, sha256 of its manifest.json
 class Segment:
     """Shard sets whose concatenated train streams are trained on in one keyed permutation of windows.
 
+    In a line of version 2, which names the dataset, it is a part of the dataset's stream: windows from token
+    `first` of the first set on, and no tail, for the next part begins where the last window ended.
     Raises ValueError unless each of `sets` is two sha256 in hex.
     """
 
@@ -40,6 +43,8 @@ class Segment:
     key: str
     permutation: str = PERMUTATION
     run_id: str = ""  # of the plan's run; old lines have none
+    dataset: str = ""
+    first: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sets", tuple(map(_pair, self.sets)))
@@ -48,7 +53,31 @@ class Segment:
         body = {"v": 1, **asdict(self)}
         if not self.run_id:
             del body["run_id"]  # an old line keeps its bytes and its hash
+        part = {name: body.pop(name) for name in ("dataset", "first")}
+        if self.dataset:
+            del body["tail_tokens"]
+            part |= {"epoch": body.pop("epoch"), "sets": body.pop("sets"), "windows": self.windows}
+            body |= {"v": 2, "parts": [part]}
         return body
+
+    @property
+    def stop(self) -> int:
+        """The token of the stream that the next part begins with: the last target of the last window."""
+        return self.first + self.windows * self.seq_len
+
+    def misfit(self, tokens: Sequence[int]) -> str:
+        """Returns how its counts contradict its sets, which have so many `tokens` each; "" if they agree."""
+        total, its = sum(tokens), f"{self.windows} windows"
+        if self.dataset:  # they lie inside the sets, and read of each
+            fits = all(tokens) and self.first < tokens[0] and total - tokens[-1] <= self.stop < total
+            its += (
+                f" from token {self.first} on; its shard sets have {', '.join(map(str, tokens))} train tokens"
+            )
+            return "" if fits else its
+        windows = max(0, (total - 1) // self.seq_len)
+        tail = total - windows * self.seq_len
+        its += f" and {self.tail_tokens} tail tokens; its shard sets have {total} train tokens, which give"
+        return "" if (windows, tail) == (self.windows, self.tail_tokens) else f"{its} {windows} and {tail}"
 
 
 @dataclass(frozen=True)
@@ -58,9 +87,25 @@ class Passed:
     n: int
     path: str
     reason: str
+    dataset: str = ""  # in a line of version 2
 
     def body(self) -> dict[str, Any]:
-        return {"v": 1, "n": self.n, "passed": [self.path, self.reason]}
+        body = {"v": 1, "n": self.n, "passed": [self.path, self.reason]}
+        return body | {"v": 2, "dataset": self.dataset} if self.dataset else body
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The end of an epoch that has parts: none follows, and the tail behind the last one has no targets."""
+
+    n: int
+    dataset: str
+    epoch: int
+    tail_tokens: int
+
+    def body(self) -> dict[str, Any]:
+        closed = [self.dataset, self.epoch]
+        return {"v": 2, "n": self.n, "closed": closed, "tail_tokens": self.tail_tokens}
 
 
 @dataclass(frozen=True)
@@ -77,7 +122,7 @@ class End:
         return {"v": 1, "n": self.n, "end": self.reason}
 
 
-Entry = Segment | Passed | End
+Entry = Segment | Passed | Closed | End
 
 
 @dataclass(frozen=True)
@@ -117,6 +162,11 @@ def windows_of(entry: Entry) -> int:
     return entry.windows if isinstance(entry, Segment) else 0
 
 
+def newest(entries: Sequence[Entry]) -> Segment | Closed | None:
+    """Returns the last of the entries that the next segment continues."""
+    return next((entry for entry in reversed(entries) if isinstance(entry, Segment | Closed)), None)
+
+
 def segment_key(seed: int, n: int) -> str:
     """Returns the permutation key of entry n: sha256 of the canonical JSON of [run seed, n], in hex."""
     return hashlib.sha256(canonical_json([seed, n])).hexdigest()
@@ -135,7 +185,7 @@ def read_plan(path: Path, run_id: str | None = None) -> Plan:
         if not trouble:
             try:
                 entry = parse_entry(body, f"{path}, line {scan.line},")
-                _check(entry, len(entries), run_id)
+                _check(entry, entries, run_id)
                 entries.append(entry)
             except ValueError as problem:
                 trouble = f"entry {len(entries)}, line {scan.line}: {problem}"
@@ -157,22 +207,38 @@ def parse_entry(body: Mapping[str, Any], where: Path | str = "the plan") -> Entr
     """
     if "v" not in body:
         raise ValueError("it says no format version")
-    require_version(body, where)
+    require_version(body, where, VERSIONS)
     match body:
-        case {"n": int(n), "passed": [str(path), str(reason)]}:
+        case {"v": 1, "n": int(n), "passed": [str(path), str(reason)]}:
             return Passed(n, path, reason)
-        case {"n": int(n), "end": str(reason)}:
+        case {"v": 2, "n": int(n), "passed": [str(path), str(reason)], "dataset": str(dataset)} if dataset:
+            return Passed(n, path, reason, dataset)
+        case {"v": 2, "n": int(n), "closed": [str(dataset), int(epoch)], "tail_tokens": int(left)} if (
+            left >= 0
+        ):
+            return Closed(n, dataset, epoch, left)
+        case {"v": 1, "n": int(n), "end": str(reason)}:
             return End(n, reason)
-        case {"n": int(n), "epoch": int(epoch), "sets": [_, *_] as sets, "seq_len": int(seq_len)} if (
+        case {"v": 2, "parts": [{"dataset": str(dataset), "first": int(first), **extra}, *others]}:
+            part = {str(name): value for name, value in extra.items()}
+            if others or part.keys() - {"epoch", "sets", "windows"}:
+                raise UnknownFormat(
+                    f"{where} has several parts, or a part with more than this Stoker knows: it is left as "
+                    "it is; start the Stoker that wrote it, or a newer one"
+                )
+            whole = parse_entry({**body, **part, "v": 1, "tail_tokens": 0}, where)
+            if isinstance(whole, Segment) and dataset and body.get("windows") == whole.windows >= 1:
+                return replace(whole, dataset=dataset, first=first)
+        case {"v": 1, "n": int(n), "epoch": int(epoch), "sets": [_, *_] as sets, "seq_len": int(seq_len)} if (
             epoch >= 0 and seq_len >= 1 and body.get("permutation") == PERMUTATION
         ):
             windows, tail, key = (body.get(name) for name in ("windows", "tail_tokens", "key"))
             run_id = sys.intern(str(body.get("run_id", "")))
             if isinstance(windows, int) and isinstance(tail, int) and min(windows, tail) >= 0:
                 return Segment(n, epoch, sets, seq_len, windows, tail, _hex64(key, "key"), run_id=run_id)
-    fields = {name: value for name, value in body.items() if name != "sets"}
+    fields = {name: value for name, value in body.items() if name not in {"sets", "parts"}}
     raise ValueError(
-        f"{str(fields)[:500]} is no segment with permutation {PERMUTATION}, no passed and no end"
+        f"{str(fields)[:500]} is no segment with permutation {PERMUTATION}, no passed, closed or end"
     )
 
 
@@ -194,7 +260,7 @@ class PlanWriter:
     def append(self, entry: Entry) -> Plan:
         """Appends an entry and returns the new plan; raises DataError for an entry that does not fit."""
         try:
-            _check(entry, len(self._plan.entries), self._run_id)
+            _check(entry, self._plan.entries, self._run_id)
         except ValueError as problem:
             raise DataError(f"{self.path}: entry {entry.n}: {problem}") from problem
         self._plan = self._plan.followed_by(entry, self._log.append(entry.body()))
@@ -208,14 +274,30 @@ def restore(writer: PlanWriter, copy: Plan) -> int:
     )
 
 
-def _check(entry: Entry, n: int, run_id: str | None) -> None:
-    if entry.n != n:
-        raise ValueError(f"n={entry.n} cannot follow {n} entries: a line is missing or doubled")
+def _check(entry: Entry, entries: Sequence[Entry], run_id: str | None) -> None:
+    if entry.n != len(entries):
+        raise ValueError(f"n={entry.n} cannot follow {len(entries)} entries: a line is missing or doubled")
+    if isinstance(entry, Segment | Closed) and not _continues(entry, newest(entries)):
+        raise ValueError("it does not begin where its dataset's part before it ended")
     if run_id and isinstance(entry, Segment) and entry.run_id not in {"", run_id}:
         raise ValueError(
             f"it is of the plan of run id {entry.run_id}, this run's id is {run_id}: a plan of another run "
             "was put here; put back this run's, from its newest checkpoint"
         )
+
+
+def _continues(entry: Segment | Closed, last: Segment | Closed | None) -> bool:
+    """Whether an entry continues the dataset, as far as the lines alone show it."""
+    if isinstance(entry, Closed):
+        return isinstance(last, Segment) and (last.dataset, last.epoch) == (entry.dataset, entry.epoch)
+    if last is None or not last.dataset:
+        return entry.first == 0
+    if entry.dataset != last.dataset or isinstance(last, Closed):
+        return entry.dataset == last.dataset and entry.epoch > last.epoch and entry.first == 0
+    if entry.sets[0][0] != last.sets[-1][0]:  # that set is lost for good
+        return entry.epoch == last.epoch and entry.first == 0
+    ends = entry.first == last.stop if len(last.sets) == 1 else 0 <= entry.first <= last.stop
+    return entry.epoch == last.epoch and ends
 
 
 def _hex64(value: object, what: str) -> str:

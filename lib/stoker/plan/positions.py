@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from stoker.plan.log import Plan, Segment, windows_of
+from stoker.plan.log import Closed, Plan, Segment, windows_of
 from stoker.store.errors import DataError
 
 
@@ -154,7 +154,7 @@ def books(plan: Plan, position: Position, skips: Sequence[Skip] = (), *, exhaust
         remainder=left if exhausted else 0,
         ahead=0 if exhausted else left,
         tokens=accounts.tokens(position),
-        tail_tokens=sum(segment.tail_tokens for segment in plan.segments),
+        tail_tokens=sum(one.tail_tokens for one in plan.entries if isinstance(one, Segment | Closed)),
     )
 
 

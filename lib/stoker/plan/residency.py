@@ -248,5 +248,7 @@ def _uses(run: Holdings, listing_keys: Sequence[str]) -> Iterator[str]:
     segments = run.plan.segments
     epoch = segments[-1].epoch if segments else 0
     named = {key for segment in segments if segment.epoch == epoch for key, _ in segment.sets}
+    if segments and segments[-1].dataset:  # the next part begins in the set that the last one ended in
+        named.discard(segments[-1].sets[-1][0])
     yield from (key for key in listing_keys if key not in named)
     yield from listing_keys

@@ -1,6 +1,7 @@
 """Reads windows of tokens from shard sets: from the concatenated train (or val) streams of a segment's sets.
 
-Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, across the ends of files and sets.
+Window w = tokens [w * seq_len, w * seq_len + seq_len + 1) of that stream, across the ends of files and sets;
+in a part of it, behind the part's first token.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class WindowReader:
         seq_len: int,
         vocab_size: int,
         stream: Literal["train", "val"] = "train",
+        first: int = 0,
         most_maps: int = MOST_MAPS,
     ) -> None:
         manifests = [_manifest(shards_root / key[:16], digest) for key, digest in sets]
@@ -68,7 +70,9 @@ class WindowReader:
         self.dtype: _Dtype = DTYPES[names.pop()]
         self.seq_len = seq_len
         self.vocab_size = vocab_size
-        self._files = [file for found in manifests for file in _files(*found, stream, self.dtype.itemsize)]
+        files = [_files(*found, stream, self.dtype.itemsize) for found in manifests]
+        self.set_tokens = [sum(file.tokens for file in found) for found in files]
+        self._files, self._first = [file for found in files for file in found], first
         self._starts = np.concatenate([[0], np.cumsum([file.tokens for file in self._files], dtype=np.int64)])
         self._bounds: list[int] = self._starts.tolist()
         self._map = lru_cache(max(1, most_maps))(self._opened)  # closes the least recently used map
@@ -82,7 +86,7 @@ class WindowReader:
     @property
     def windows(self) -> int:
         """The number of windows in the stream; each shares its last token with the next."""
-        return max(0, (self.tokens - 1) // self.seq_len)
+        return max(0, (self.tokens - self._first - 1) // self.seq_len)
 
     def read(self, windows: npt.ArrayLike) -> Windows:
         """Returns the tokens of windows (B,), in their order, as int64 (B, seq_len + 1).
@@ -93,7 +97,7 @@ class WindowReader:
         if wanted.size and (wanted.min() < 0 or wanted.max() >= self.windows):
             raise IndexError(f"a window outside 0..{self.windows - 1} was asked for")
         batch: _Tokens = np.empty((wanted.size, self.seq_len + 1), dtype=self.dtype)
-        starts = wanted * self.seq_len
+        starts = wanted * self.seq_len + self._first
         files = np.searchsorted(self._starts, starts, side="right") - 1
         places = list(zip(starts.tolist(), files.tolist(), strict=True))
         blocks_read = _blocks_read()
@@ -140,7 +144,7 @@ class WindowReader:
         if not batch.size or int(batch.max()) < self.vocab_size:
             return
         row, column = np.argwhere(batch >= self.vocab_size)[0]
-        token = int(wanted[row]) * self.seq_len + int(column)
+        token = int(wanted[row]) * self.seq_len + self._first + int(column)
         number = int(np.searchsorted(self._starts, token, side="right")) - 1
         raise DataError(
             f"{self._files[number].path}: token {token - int(self._starts[number])} is "
@@ -156,15 +160,16 @@ class SegmentReader(WindowReader):
         self, segment: Segment, shards_root: Path, *, vocab_size: int, most_maps: int = MOST_MAPS
     ) -> None:
         super().__init__(
-            segment.sets, shards_root, seq_len=segment.seq_len, vocab_size=vocab_size, most_maps=most_maps
+            segment.sets,
+            shards_root,
+            seq_len=segment.seq_len,
+            vocab_size=vocab_size,
+            most_maps=most_maps,
+            first=segment.first,
         )
         self.segment = segment
-        tail = self.tokens - self.windows * self.seq_len
-        if (self.windows, tail) != (segment.windows, segment.tail_tokens):
-            raise DataError(
-                f"plan entry {segment.n} has {segment.windows} windows and {segment.tail_tokens} tail tokens,"
-                f" its shard sets in {shards_root} give {self.windows} and {tail}"
-            )
+        if misfit := segment.misfit(self.set_tokens):
+            raise DataError(f"plan entry {segment.n} has {misfit}, in {shards_root}")
         self._order = lru_cache(2)(self._block)
 
     def at_offsets(self, offsets: range | npt.ArrayLike) -> Windows:

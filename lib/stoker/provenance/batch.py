@@ -64,7 +64,7 @@ def _windows(
         segment, layout = entries[entry], SegmentMap(entries[entry], library)
         windows = permute(segment.key, segment.windows, np.asarray(offsets, dtype=np.int64))
         for offset, window in zip(offsets, windows.tolist(), strict=True):
-            first = window * segment.seq_len
+            first = segment.first + window * segment.seq_len
             stop = first + segment.seq_len + 1
             fields = {"entry": entry, "epoch": segment.epoch, "offset": offset, "window": window}
             yield {**fields, "tokens": [first, stop], **_contents(layout, first, stop, library, decode)}

@@ -19,7 +19,7 @@ from stoker.corpus.staging.disk_contents import set_bytes
 from stoker.kit.terminal import PHRASES
 from stoker.observe.status import read_status
 from stoker.plan.consumption import Holdings, read_holdings
-from stoker.plan.log import DATA_EXHAUSTED, Passed, Segment
+from stoker.plan.log import DATA_EXHAUSTED, Segment
 from stoker.plan.positions import Accounts, at, books
 from stoker.plan.residency import ShardSet, due_s, next_use, planned, to_evict, urgency
 from stoker.provenance.step_history import History
@@ -120,6 +120,9 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
     number = str(entry["n"])
     if "state" not in entry:
         said = "skipped {}: {}".format(*entry["passed"]) if "passed" in entry else None
+        if "closed" in entry:
+            said = "epoch {1} of {0} ends".format(*entry["closed"])
+            said += f", {entry['tail_tokens']:,} tokens are left"
         return (number, "", "", "", "", "", said or f"the plan's end: {entry['end']}")
     state = entry["state"]
     if state == "reading":
@@ -197,10 +200,8 @@ def _entries(history: History, windows_per_s: float | None) -> Iterator[dict[str
                 "state": "read" if read == entry.windows else "reading" if read else "ahead",
                 "due_s": None if read else due,
             }
-        elif isinstance(entry, Passed):
-            yield {"n": entry.n, "passed": [entry.path, entry.reason]}
         else:
-            yield {"n": entry.n, "end": entry.reason}
+            yield {name: value for name, value in entry.body().items() if name not in {"v", "dataset"}}
 
 
 def _sets(

@@ -149,14 +149,10 @@ class SegmentMap:
 
     def __init__(self, segment: Segment, library: Library) -> None:
         self._library, self._sets = library, tuple(segment.sets)
-        lengths = (library.train_tokens(key, digest) for key, digest in self._sets)
+        lengths = [library.train_tokens(key, digest) for key, digest in self._sets]
         self._starts = list(accumulate(lengths, initial=0))
-        wanted = segment.windows * segment.seq_len + segment.tail_tokens
-        if self._starts[-1] != wanted:
-            raise DataError(
-                f"plan entry {segment.n} has {wanted} tokens, its shard sets by their records "
-                f"{self._starts[-1]}; run `stoker audit`"
-            )
+        if misfit := segment.misfit(lengths):
+            raise DataError(f"plan entry {segment.n} has {misfit}; run `stoker audit`")
 
     def starts_of(self, key: str) -> list[int]:
         """Returns the offsets in the entry's stream at which a set begins; empty for an unnamed set."""

@@ -14,7 +14,7 @@ from stoker.cli.which_run import read_identity, run_names
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import read_pin
 from stoker.corpus.records.sources import PUBLISHED, Source, read_sources
-from stoker.plan.log import Segment
+from stoker.plan.log import Closed, Segment
 from stoker.plan.permutation import invert
 from stoker.provenance.set_index import Document, Library, SegmentMap
 from stoker.provenance.step_history import History
@@ -124,8 +124,10 @@ def _uses(history: History, source: Source, row: int, library: Library) -> dict[
     tails: list[int] = []
     for segment in naming:
         found = [] if document is None else list(_windows(segment, key, document, library))
-        tails += [] if found or document is None else [segment.n]
+        tails += [] if found or document is None or segment.dataset else [segment.n]
         windows += [{**one, **vars(history.use(segment.n, one["offset"]))} for one in found]
+    epochs = {one.epoch for one in naming if document is not None} - {one["epoch"] for one in windows}
+    tails += [one.n for one in history.plan.entries if isinstance(one, Closed) and one.epoch in epochs]
     return {
         "timeline": history.timeline,
         "step": history.last.step,
@@ -139,7 +141,7 @@ def _uses(history: History, source: Source, row: int, library: Library) -> dict[
 def _windows(segment: Segment, key: str, document: Document, library: Library) -> Iterator[dict[str, Any]]:
     """Yields the windows of a plan entry that hold a token of a document; none if it is in the tail."""
     for start in SegmentMap(segment, library).starts_of(key):
-        first, stop = start + document.first, start + document.stop
+        first, stop = start + document.first - segment.first, start + document.stop - segment.first
         # Window w reads the tokens from w * seq_len to (w + 1) * seq_len, both included: the last is only a
         # target.
         low = max(0, (first - 1) // segment.seq_len)

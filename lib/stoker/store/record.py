@@ -12,7 +12,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -88,11 +88,12 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
-def require_version(body: Mapping[str, Any], where: Path | str) -> None:
-    """Raises UnknownFormat unless `v` is VERSION; check the body's sum before."""
-    if body["v"] != VERSION:
+def require_version(body: Mapping[str, Any], where: Path | str, known: Collection[int] = (VERSION,)) -> None:
+    """Raises UnknownFormat unless `v` is a version of the file's format; check the body's sum before."""
+    if body["v"] not in known:
+        ours = " and ".join(map(str, known))
         raise UnknownFormat(
-            f"{where} is of format version {body['v']!r}, this Stoker reads version {VERSION}: it is left as "
+            f"{where} is of format version {body['v']!r}, this Stoker reads version {ours}: it is left as "
             "it is; start the Stoker that wrote it, or a newer one"
         )
 

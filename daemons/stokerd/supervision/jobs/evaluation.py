@@ -65,7 +65,7 @@ def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
     progress = PROGRESS.of(run)
     # A rollback took back those beyond the newest.
     progress.made = sorted({step for step in progress.made if step <= run.at.step} | here.keys())
-    milestones = run.pipeline.train.checkpoint.milestones
+    milestones = run.pipeline.train.milestones
     course = Course(progress.made, here, milestones, is_over=run.state.phase is Phase.FINISHED)
     books = BOOKS.of(run)
     progress.shown = books.shown()

@@ -192,7 +192,7 @@ class TrainerControl:
         if not run.kind.follows_plan:
             return False  # no plan is known: the limit on the phase is for its own data
         left = run.accounts.windows_left(trainer.position or run.at.position)
-        return left < run.pipeline.train.global_batch
+        return left < int(self._book.body["global_batch"])
 
     def _with_evidence(self, trainer: Trainer, end: GuardedEnd) -> Trainer:
         run = self.run

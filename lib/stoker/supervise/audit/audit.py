@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin, read_pin
 from stoker.corpus.records.sources import PUBLISHED, read_sources, tokens_of
 from stoker.plan.consumption import Holdings, consumed_body
-from stoker.plan.log import Plan, read_plan, segment_key
+from stoker.plan.log import Closed, Plan, Segment, read_plan, segment_key
 from stoker.plan.positions import START, Accounts, Books, Position, books, left_after
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError
@@ -169,6 +170,12 @@ def _plan_findings(view: _View) -> Iterator[str]:
     }
     given_up = {fork.lost for fork in view.timelines.forks}
     named: dict[tuple[int, str], tuple[int, int]] = {}
+    tokens = {key: tokens_of(source.books, "train") for key, source in known.items()}
+    found = {key: count for key, count in tokens.items() if key not in given_up}
+    spans = [entry for entry in view.plan.entries if isinstance(entry, Segment | Closed)]
+    for last, after in pairwise(spans):
+        if gap := _gap(last, after, found):
+            yield f"{view.layout.plan}: entry {after.n}: {gap}"
     epoch = 0
     for entry in view.plan.segments:
         where = f"{view.layout.plan}: entry {entry.n}"
@@ -188,14 +195,26 @@ def _plan_findings(view: _View) -> Iterator[str]:
             elif source is not None and source.manifest_sha256 != manifest:
                 mine, its = manifest[:16], str(source.manifest_sha256)[:16]
                 yield f"{where}: set {key[:16]} has manifest sha256 {mine}, the record of {source.path} {its}"
+        if entry.dataset:  # the next part goes on in this set
+            del named[entry.epoch, entry.sets[-1][0]]
         if all(key in known for key, _ in entry.sets):
-            tokens = sum(tokens_of(known[key].books, "train") for key, _ in entry.sets)
-            windows = max(0, (tokens - 1) // entry.seq_len)
-            tail = tokens - windows * entry.seq_len
-            if (windows, tail) != (entry.windows, entry.tail_tokens):
-                its = f"{entry.windows} windows and {entry.tail_tokens} tail tokens"
-                gives = f"{tokens} train tokens, which give {windows} and {tail}"
-                yield f"{where}: {its}; the books of its sets have {gives}"
+            misfit = entry.misfit([tokens[key] for key, _ in entry.sets])
+            yield from [f"{where}: {misfit}"] if misfit else []
+
+
+def _gap(last: Segment | Closed, after: Segment | Closed, tokens: Mapping[str, int]) -> str:
+    """Returns how an entry does not go on where a part ended; "" if it does, or where a set of it is lost."""
+    counts = [tokens[key] for key, _ in getattr(last, "sets", ()) if key in tokens]
+    if isinstance(last, Closed) or not last.dataset or len(counts) < len(last.sets):
+        return ""
+    stop = last.stop - sum(counts[:-1])
+    if isinstance(after, Closed):
+        left = counts[-1] - stop
+        its = f"it closes an epoch with {after.tail_tokens} tail tokens, the books of its sets leave {left}"
+        return "" if after.tail_tokens == left else its
+    its = f"it begins at token {after.first} of set {after.sets[0][0][:16]}, the part before it ended at "
+    is_next = (after.sets[0][0], after.first) == (last.sets[-1][0], stop)
+    return "" if is_next else f"{its}token {stop} of {last.sets[-1][0][:16]}"
 
 
 def _checkpoint_findings(directory: Path, body: CheckpointBody, view: _View) -> Iterator[str]:

@@ -200,7 +200,7 @@ class Planner:
                 complete=pin.complete,
                 whole=pin.whole,
                 target=target,
-                policy=replace(policy, run_id=self._run_id or ""),
+                policy=replace(policy, run_id=self._run_id or "", dataset=self._dataset),
                 now=now,
                 waiting=self._clock.since(now),
             )
