@@ -145,6 +145,7 @@ class Trial:
         return {
             **self.base,
             **phase.settings,
+            "ema": phase.settings.get("ema"),  # left out where it was off
             "launch": launch.launch,
             "timeline": phase.timeline,
             "replay": True,

@@ -15,7 +15,7 @@ from stoker.store.errors import DataError, StorageError
 from stoker.supervise.run.metrics_log import TIMED
 from stoker.supervise.run.step_rows import rows_of
 
-TENSORS = ("model-", "optimizer-")
+TENSORS = ("model-", "optimizer-", "ema-")
 MOST_TOLD = 10
 Key = tuple[int, bool]  # (step, whether it is a training row; else a held-out row)
 Rows = Mapping[Key, Mapping[str, Any]]

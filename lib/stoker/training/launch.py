@@ -52,6 +52,7 @@ class Launch:
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
+    ema: Mapping[str, Any] | None  # decay, every, from_step of the averaged weights
     evaluate_every: int | None
     patience: int | None  # evaluations without a gain that end the run
     checkpoint_every_s: float | None
@@ -109,6 +110,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         "resume_from": Path(resume) if resume else None,
         "origin": Origin(**record["origin"]) if record.get("origin") else None,
         "until": record.get("until"),
+        "ema": record.get("ema"),
         "evaluate_every": evaluate.get("every_steps"),
         "patience": evaluate.get("patience"),
         "checkpoint_every_s": checkpoint["every_s"],

@@ -30,7 +30,8 @@ from stoker.training.compile_cache import CompileCache
 from stoker.training.copying import TensorCopier
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
-from stoker.training.evaluate import evaluate
+from stoker.training.ema import Average
+from stoker.training.evaluate import Evaluation, evaluate
 from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
@@ -76,6 +77,7 @@ class Training:
     protocol: Protocol
     stop: Stop
     sealer: Sealer
+    average: Average | None = None
     cache: CompileCache | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +117,9 @@ class Training:
         self._say("compile")
         held = None if self.heldout is None else self.heldout.shape
         self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldout=held)
+        if self.average is not None:
+            for block in self.average.model.blocks:  # they share the code, too
+                block.compile(dynamic=False)
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -151,7 +156,8 @@ class Training:
             if self._underway is not None:  # its result is looked at when the next one is under way
                 continue
             if self.progress.step == self._first:  # it has shown what memory training takes
-                self.saver.prepare(*self._contents())
+                # For its memory is taken once: with the average, which may begin later.
+                self.saver.prepare(*self._contents(averaged_at=self.launch.steps))
             self._evaluate_if_due()
             if self.progress.step < self.launch.steps:  # the last step is sealed with its evaluation
                 self._checkpoint_if_due()
@@ -227,7 +233,8 @@ class Training:
     def _is_followed(self, step: int) -> bool:
         """Whether something comes between a step and the next, and needs the state that it leaves."""
         is_told_apart = step in (self._first, self.schedule.decay_begins)
-        return is_told_apart or self._evaluates_at(step) or self.saver.is_due(step)
+        is_averaged = self.average is not None and self.average.is_changed_by(step)
+        return is_told_apart or is_averaged or self._evaluates_at(step) or self.saver.is_due(step)
 
     def _finish_step(self) -> None:
         """Waits for the result of the step under way, if there is one: only then is the step made.
@@ -248,6 +255,8 @@ class Training:
                 **self.progress.words()
                 | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )
+        if self.average is not None:
+            self.average.update(made.step, self.model)
         self._record_step(made, result)
 
     def _record_step(self, made: Underway, result: StepResult) -> None:
@@ -296,19 +305,14 @@ class Training:
         if self.heldout is None or self.metrics.evaluated(step):
             return True
         self._say("eval")
-        found = evaluate(
-            self.model,
-            self.heldout,
-            compute=self.compute,
-            micro_batch=windows_a_pass(
-                self.numerics.micro_batch, self.launch.seq_len, self.heldout.shape[1] - 1
-            ),
-            go_on=self._still_evaluating,
-        )
+        found, averaged = self._held_out_loss(self.model, self.heldout), {}
+        if found is not None and self.average is not None and self.average.has_begun(step):
+            of_average = self._held_out_loss(self.average.model, self.heldout, done=len(self.heldout))
+            averaged = {"ema_val_loss": of_average.loss} if of_average else {}
+            found = found if of_average else None
         if found is not None:
-            self.metrics.append(
-                {"step": step, "val_loss": found.loss, "val_stderr": found.stderr, "time": utc_now()}
-            )
+            losses = {"val_loss": found.loss, "val_stderr": found.stderr, **averaged}
+            self.metrics.append({"step": step, **losses, "time": utc_now()})
             if not math.isfinite(found.loss):
                 raise NonFinite(
                     f"the held-out loss at step {step} is {found.loss}: the model is useless and "
@@ -318,6 +322,16 @@ class Training:
             self.progress = replace(self.progress, val_loss=found.loss)
         self._say("train")
         return found is not None
+
+    def _held_out_loss(self, model: Model, heldout: npt.NDArray[Any], *, done: int = 0) -> Evaluation | None:
+        """Returns the loss over held-out windows, of which `done` others were evaluated; None at a stop."""
+        return evaluate(
+            model,
+            heldout,
+            compute=self.compute,
+            micro_batch=windows_a_pass(self.numerics.micro_batch, self.launch.seq_len, heldout.shape[1] - 1),
+            go_on=lambda windows: self._still_evaluating(done + windows),
+        )
 
     def _still_evaluating(self, windows: int) -> bool:
         self.protocol.tell(done=windows, **self.progress.words())
@@ -360,12 +374,15 @@ class Training:
         yield
         self._say(before)
 
-    def _contents(self) -> tuple[list[File], dict[str, Any]]:
+    def _contents(self, averaged_at: int | None = None) -> tuple[list[File], dict[str, Any]]:
+        """Returns a checkpoint's files and body; its average is as at another step, if one is named."""
+        step = self.progress.step if averaged_at is None else averaged_at
         return contents(
             self.launch,
             self.progress,
             self.model,
             self.optimizer,
+            average=self.average and self.average.tensors(step),
             numerics=self.numerics,
             plan_head=self.batches.plan.head,
         )

@@ -119,6 +119,12 @@ def restore(saved: SavedState, model: nn.Module, optimizer: AdamW) -> None:
         torch.cuda.set_rng_state_all([_decoded(state) for state in random["cuda"]])
 
 
+def restore_average(saved: SavedState, average: nn.Module) -> None:
+    """Restores the averaged parameters from a checkpoint that has them; else leaves them as they are."""
+    if any(name.startswith("ema-") for name in saved.body["files"]):
+        _copy_all(saved, "ema-", model_tensors(average))
+
+
 def take_parameters(origin: Origin, model: Model) -> None:
     """Copies the parameters of another run's checkpoint or of a model's directory; proves it first.
 
