@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from stoker.training.model.transformer import Model
-from stoker.training.state import SavedState, model_tensors, restore_average
+from stoker.training.state import SavedState, load_parameters, model_tensors
+
+FIRST_FILE = "ema-00001.safetensors"
 
 
 class Average:
@@ -26,8 +28,8 @@ class Average:
         self._every, self._from_step = ema["every"], ema["from_step"]
         self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema["decay"]))  # type: ignore[no-untyped-call]
         self._averaged.n_averaged.fill_(1)  # it is a copy already
-        if saved is not None and self.has_begun(saved.body["step"]):
-            restore_average(saved, self.model)
+        if saved is not None and self.has_begun(saved.body["step"]) and FIRST_FILE in saved.body["files"]:
+            load_parameters(saved, self.model, "ema")
 
     @property
     def model(self) -> Model:

@@ -382,7 +382,7 @@ class Training:
             self.progress,
             self.model,
             self.optimizer,
-            average=self.average and self.average.tensors(step),
+            average={} if self.average is None else self.average.tensors(step),
             numerics=self.numerics,
             plan_head=self.batches.plan.head,
         )

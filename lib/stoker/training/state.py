@@ -119,12 +119,6 @@ def restore(saved: SavedState, model: nn.Module, optimizer: AdamW) -> None:
         torch.cuda.set_rng_state_all([_decoded(state) for state in random["cuda"]])
 
 
-def restore_average(saved: SavedState, average: nn.Module) -> None:
-    """Restores the averaged parameters from a checkpoint that has them; else leaves them as they are."""
-    if any(name.startswith("ema-") for name in saved.body["files"]):
-        _copy_all(saved, "ema-", model_tensors(average))
-
-
 def take_parameters(origin: Origin, model: Model) -> None:
     """Copies the parameters of another run's checkpoint or of a model's directory; proves it first.
 
@@ -148,9 +142,12 @@ def _load_transformers(directory: Path, model: Model) -> None:
         targets[rows.name][rows.start : rows.stop].copy_(files[name].get_tensor(name))
 
 
-def load_parameters(saved: SavedState, model: nn.Module) -> None:
-    """Copies a checkpoint's parameters into the model; raises DataError for other names or shapes."""
-    _copy_all(saved, "model-", model_tensors(model))
+def load_parameters(saved: SavedState, model: nn.Module, stem: str = "model") -> None:
+    """Copies a checkpoint's parameters into the model; raises DataError for other names or shapes.
+
+    `stem` begins the names of their files: "ema" for the averaged ones.
+    """
+    _copy_all(saved, f"{stem}-", model_tensors(model))
 
 
 def load_tensors(saved: SavedState, prefix: str) -> dict[str, Tensor]:
