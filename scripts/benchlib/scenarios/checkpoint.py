@@ -25,7 +25,7 @@ EMA_BYTES = 1.01 * 16 / 12  # of a save, x one without an average
 class CheckpointScenario(Scenario):
     """A save beside training with a core free: the stall, the slowed steps of a minute, the time to the seal.
 
-    With an average of the weights, too, which a save grows by. It takes 4 GB of memory and of the disk of TMPDIR.
+    The same with an average of the weights. It takes 4 GB of memory and of the disk of TMPDIR.
     """
 
     name = "checkpoint"

@@ -13,14 +13,14 @@ from benchlib.train_run import PreparedRun, Workload
 MODEL = {"layers": 12, "width": 768, "heads": 12, "kv_heads": 12, "ffn_width": 2048}
 VOCAB = 16384
 TRAIN = {
-    **{"model": MODEL, "steps": 10_000, "seq_len": 512, "global_batch": 8, "micro_batch": 4},
+    **{"model": MODEL, "steps": 10_000, "seq_len": 512, "global_batch": 4, "micro_batch": 4},
     "ema": {"decay": 0.999, "every": 1, "from_step": 0},
 }
 MOST_STEPS = 50
 
 
 class TrainEmaScenario(Scenario):
-    """Steps of 97.5 M parameters over 4,096 tokens in turns: without an average (the scale), and with one."""
+    """Steps of 97.5 M parameters over 2,048 tokens in turns: without an average (the scale), and with one."""
 
     name = "train-ema"
     repeats = 3
