@@ -124,6 +124,16 @@ def test_the_state_before_a_step_that_is_not_finite_has_the_average_before_it(
     assert equal(tensors(sealed, "ema"), tensors(averaged.checkpoints()[7], "ema"))
 
 
+def test_the_windows_of_the_average_are_progress_after_those_of_the_weights(tmp_path: Path) -> None:
+    run, done = TrainerRun(tmp_path, steps=1), list[object]()
+    run.plan(8)
+    with run.training(ema=EMA | {"from_step": 0}) as training:
+        # Each word: the real one leaves out those that come too soon after another.
+        training.protocol.tell = lambda **words: done.append(words.get("done"))  # type: ignore[method-assign]
+        training.run()
+    assert [each for each in done if each is not None] == [0, 6] * 2  # before the step, and after it
+
+
 def test_a_checkpoint_that_lacks_the_file_of_its_average_is_not_whole(tmp_path: Path) -> None:
     run = trained(tmp_path, ema=EMA | {"from_step": 0}, steps=1)
     (sealed,) = run.checkpoints()
