@@ -1,8 +1,7 @@
-"""The average of the weights through the real supervisor: kill -9, a replay, off and on."""
+"""The average of the weights through the real supervisor: kill -9, and a replay."""
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.kit.process import signal_process
-from stoker.store.record import read_record
 from support.halting import halts_at, is_halted
 from support.processes import wait_gone
 from support.training import make_training
@@ -40,18 +38,3 @@ def test_a_killed_run_has_the_average_of_its_replay(
     with run.trainer():
         assert exit_code(["replay", str(run.data.file), "main", str(tmp_path / "replay")]) == 0
     assert "3 files of tensors at step 20" in capsys.readouterr().out
-
-
-def test_an_average_switched_on_is_an_event_and_in_the_log_of_launches(
-    shard_sets: Path, tmp_path: Path
-) -> None:
-    for steps, ema in ((10, None), (20, {"decay": 0.5})):
-        run = make_training(shard_sets, tmp_path / "run", train__steps=steps, train__ema=ema)
-        assert run.once().returncode == 0
-        assert ("ema" in read_record(run.run.launch)) == bool(ema)
-    (event,) = run.events("ema_changed")
-    told = {name: event[name] for name in ("step", "change", "decay", "every", "from_step")}
-    assert told == {"step": 10, "change": "begun", "decay": 0.5, "every": 1, "from_step": 2000}
-    lines = [json.loads(line)["settings"] for line in run.run.launches.read_text().splitlines()]
-    off, on = (next(each for each in lines if each["steps"] == steps) for steps in (10, 20))
-    assert "ema" not in off and on["ema"] == read_record(run.run.launch)["ema"]
