@@ -124,6 +124,15 @@ def test_the_state_before_a_step_that_is_not_finite_has_the_average_before_it(
     assert equal(tensors(sealed, "ema"), tensors(averaged.checkpoints()[7], "ema"))
 
 
+def test_the_memory_of_a_save_is_taken_with_the_average_that_begins_later(tmp_path: Path) -> None:
+    run, prepared = TrainerRun(tmp_path, steps=2), list[str]()
+    run.plan(16)
+    with run.training(ema=EMA) as training:
+        training.saver.prepare = lambda files, body: prepared.extend(name for name, _ in files)  # type: ignore[method-assign]
+        training.run()
+    assert "ema-00001.safetensors" in prepared and not tensors(run.checkpoints()[-1], "ema")
+
+
 def test_the_windows_of_the_average_are_progress_after_those_of_the_weights(tmp_path: Path) -> None:
     run, done = TrainerRun(tmp_path, steps=1), list[object]()
     run.plan(8)
