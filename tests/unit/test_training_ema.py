@@ -125,9 +125,9 @@ def test_the_state_before_a_step_that_is_not_finite_has_the_average_before_it(
 
 
 def test_the_memory_of_a_save_is_taken_with_the_average_that_begins_later(tmp_path: Path) -> None:
-    run, prepared = TrainerRun(tmp_path, steps=2), list[str]()
+    run, prepared = TrainerRun(tmp_path), list[str]()
     run.plan(16)
-    with run.training(ema=EMA) as training:
+    with run.training(ema=EMA, until=2) as training:
         training.saver.prepare = lambda files, body: prepared.extend(name for name, _ in files)  # type: ignore[method-assign]
         training.run()
     assert "ema-00001.safetensors" in prepared and not tensors(run.checkpoints()[-1], "ema")
