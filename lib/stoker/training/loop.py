@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +31,7 @@ from stoker.training.copying import TensorCopier
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
 from stoker.training.ema import Average
-from stoker.training.evaluate import Evaluation, evaluate
+from stoker.training.evaluate import Evaluation, evaluate, of_later
 from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
@@ -73,6 +73,7 @@ class Training:
     progress: Progress
     batches: Batches
     heldout: npt.NDArray[Any] | None
+    heldouts: Mapping[str, npt.NDArray[Any]]  # later ones, of longer windows, by name
     metrics: MetricsLog
     protocol: Protocol
     stop: Stop
@@ -115,8 +116,8 @@ class Training:
         if self.numerics.compile == "none":
             return
         self._say("compile")
-        held = None if self.heldout is None else self.heldout.shape
-        self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldout=held)
+        held = [one.shape for one in (self.heldout, *self.heldouts.values()) if one is not None]
+        self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldouts=held)
         if self.average is not None:
             for block in self.average.model.blocks:  # they share the code, too
                 block.compile(dynamic=False)
@@ -305,14 +306,20 @@ class Training:
         if self.heldout is None or self.metrics.evaluated(step):
             return True
         self._say("eval")
-        found, averaged = self._held_out_loss(self.model, self.heldout), {}
-        if found is not None and self.average is not None and self.average.has_begun(step):
-            of_average = self._held_out_loss(self.average.model, self.heldout, done=len(self.heldout))
-            averaged = {"ema_val_loss": of_average.loss} if of_average else {}
-            found = found if of_average else None
-        if found is not None:
-            losses = {"val_loss": found.loss, "val_stderr": found.stderr, **averaged}
-            self.metrics.append({"step": step, **losses, "time": utc_now()})
+        passes = [(self.model, windows) for windows in (self.heldout, *self.heldouts.values())]
+        if self.average is not None and self.average.has_begun(step):
+            passes.append((self.average.model, self.heldout))
+        made, done = list[Evaluation | None](), 0
+        for model, windows in passes:
+            made.append(self._evaluated(model, windows, done))
+            done += len(windows)
+        whole = [one for one in made if one is not None]
+        if is_whole := len(whole) == len(made):  # one row has all, so that a resumed run repeats all
+            found, *others = whole
+            row = {"step": step, "val_loss": found.loss, "val_stderr": found.stderr}
+            if len(others) > len(self.heldouts):
+                row["ema_val_loss"] = others.pop().loss
+            self.metrics.append({**row, **of_later(self.heldouts, others), "time": utc_now()})
             if not math.isfinite(found.loss):
                 raise NonFinite(
                     f"the held-out loss at step {step} is {found.loss}: the model is useless and "
@@ -321,16 +328,17 @@ class Training:
                 )
             self.progress = replace(self.progress, val_loss=found.loss)
         self._say("train")
-        return found is not None
+        return is_whole
 
-    def _held_out_loss(self, model: Model, heldout: npt.NDArray[Any], *, done: int = 0) -> Evaluation | None:
-        """Returns the loss over held-out windows, of which `done` others were evaluated; None at a stop."""
+    def _evaluated(self, model: Model, windows: npt.NDArray[Any], done: int) -> Evaluation | None:
+        """Evaluates a model over windows; `done` others were before them. Returns None at a stop."""
+        length = windows.shape[1] - 1
         return evaluate(
             model,
-            heldout,
+            windows,
             compute=self.compute,
-            micro_batch=windows_a_pass(self.numerics.micro_batch, self.launch.seq_len, heldout.shape[1] - 1),
-            go_on=lambda windows: self._still_evaluating(done + windows),
+            micro_batch=windows_a_pass(self.numerics.micro_batch, self.launch.seq_len, length),
+            go_on=lambda count: self._still_evaluating(done + count),
         )
 
     def _still_evaluating(self, windows: int) -> bool:

@@ -88,8 +88,8 @@ def read_checkpoint(directory: Path, launch: Launch) -> SavedState:
     """Returns a checkpoint; raises ConfigError, with both values, where it does not fit the launch."""
     body = read_json(directory / "checkpoint.json")
     shape = read_json(directory / "model.json")
-    # Both leave out a key that is off.
-    names = sorted((shape.keys() | launch.model.keys()) - {"v", "vocab_size", "seq_len"})
+    # Both leave out a key that is off. The step of a launch decides `rope`, as it does seq_len.
+    names = sorted((shape.keys() | launch.model.keys()) - {"v", "vocab_size", "seq_len", "rope"})
     tokenizer = hashlib.sha256(launch.tokenizer_file.read_bytes()).hexdigest()
     compared = {
         "run id": (body["run_id"], launch.run_id),

@@ -110,12 +110,12 @@ class DataReadiness:
 
     # Needs
 
-    def need_heldout(self, pin: DatasetPin) -> Job | None:
+    def need_heldout(self, pin: DatasetPin, seq_len: int, phase: str = "") -> Job | None:
         """Makes the sets with val streams the needed ones; returns the job that copies their windows."""
-        train = self.pipeline.train
-        wanted = train.evaluate.tokens
-        self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
-        return Job("heldout", (dict(self.needed), pin.tokenizer.vocab_size)) if self.needed else None
+        wanted = self.pipeline.train.evaluate.tokens
+        self.needed = self.planner.sets_with_heldout(pin, wanted + seq_len) if wanted else {}
+        subject = dict(self.needed), pin.tokenizer.vocab_size, seq_len, phase
+        return Job("heldout", subject) if self.needed else None
 
     def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> Position | None:
         """Makes the sets that a launch from `position` reads the needed ones; returns where it stops.

@@ -66,7 +66,7 @@ def launch_body(
         raise DataError(f"{pipeline.layout.datasets} has no pin any more; start the stage-shard loop")
     train, identity, held = pipeline.train, record.identity, record.heldout
     steps = train.horizon if steps is None else steps
-    model = train.model.body()
+    model, settings = train.model.body(), train.at(launch.resume_step)
     layout = pipeline.layout.run(identity.run)
     return {
         **_every_body(launch, pipeline, record),
@@ -74,7 +74,7 @@ def launch_body(
         "seed": identity.seed,
         "steps": steps,
         "until": launch.until,
-        "seq_len": train.seq_len,
+        "seq_len": settings.seq_len,
         "global_batch": train.global_batch,
         "model": model,
         "optimizer": train.optimizer.model_dump(mode="json"),
@@ -107,6 +107,9 @@ def launch_body(
             "seq_len": identity.seq_len,
         },
         "origin": identity.origin and asdict(identity.origin),
+        **({"phase": settings.name} if train.phases else {}),
+        **({"rope": settings.rope.body()} if settings.rope else {}),
+        **record.heldouts_upto(settings.seq_len, layout),
     }
 
 
@@ -191,7 +194,9 @@ def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunL
     }
 
 
+LEFT_OUT = ("phase", "rope", "ema")  # where they are off
 SETTINGS = (
+    *LEFT_OUT,
     "steps",
     "global_batch",
     "seq_len",
@@ -203,7 +208,6 @@ SETTINGS = (
     "model",
     "optimizer",
     "schedule",
-    "ema",
     "evaluate",
 )
 
