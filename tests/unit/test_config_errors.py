@@ -230,6 +230,8 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
             "this version does not train in 'float8_e4m3fn'",
         ),
         ("steps: 10", "steps: 10\n  ema: 0.999", "train.ema: must be a mapping"),
+        ("steps: 10", "steps: 10\n  ema: {decay: 1}", "train.ema.decay: must be less than 1"),
+        ("steps: 10", "steps: 10\n  ema: {decay: -0.1}", "train.ema.decay: must be 0 or more"),
         (
             "steps: 10",
             "steps: 10\n  optimizer: {ema: 1}",

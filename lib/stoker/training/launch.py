@@ -55,6 +55,7 @@ class Launch:
     phase: str | None  # "": before the first one; None: the run has no phases
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
+    ema: Mapping[str, Any] | None  # decay, every, from_step of the averaged weights
     evaluate_every: int | None
     patience: int | None  # evaluations without a gain that end the run
     checkpoint_every_s: float | None
@@ -113,6 +114,7 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         "resume_from": Path(resume) if resume else None,
         "origin": Origin(**record["origin"]) if record.get("origin") else None,
         "until": record.get("until"),
+        "ema": record.get("ema"),
         "rope": record.get("rope"),
         "phase": record.get("phase"),
         "evaluate_every": evaluate.get("every_steps"),

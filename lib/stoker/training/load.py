@@ -13,6 +13,7 @@ from stoker.store.log import GENESIS
 from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.training import state
 from stoker.training.data.batches import Batches
+from stoker.training.ema import Average
 from stoker.training.evaluate import open_heldout
 from stoker.training.launch import Launch
 from stoker.training.loop import Training
@@ -54,6 +55,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     optimizer = _optimizer(launch, numerics, model)
     if saved is not None:
         state.restore(saved, model, optimizer)
+    average = Average(model, saved, launch.ema) if launch.ema else None
     training = Training(
         launch,
         _with_a_micro_batch_that_fits(launch, numerics, model, compute),
@@ -72,6 +74,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         protocol=protocol,
         stop=stop,
         sealer=sealer,
+        average=average,
     )
     training.compile()
     return training

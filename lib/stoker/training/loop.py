@@ -30,6 +30,7 @@ from stoker.training.compile_cache import CompileCache
 from stoker.training.copying import TensorCopier
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
+from stoker.training.ema import Average
 from stoker.training.evaluate import Evaluation, evaluate, of_later
 from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
@@ -77,6 +78,7 @@ class Training:
     protocol: Protocol
     stop: Stop
     sealer: Sealer
+    average: Average | None = None
     cache: CompileCache | None = None
 
     def __post_init__(self) -> None:
@@ -116,6 +118,9 @@ class Training:
         self._say("compile")
         held = [one.shape for one in (self.heldout, *self.heldouts.values()) if one is not None]
         self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldouts=held)
+        if self.average is not None:
+            for block in self.average.model.blocks:  # they share the code, too
+                block.compile(dynamic=False)
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -152,7 +157,8 @@ class Training:
             if self._underway is not None:  # its result is looked at when the next one is under way
                 continue
             if self.progress.step == self._first:  # it has shown what memory training takes
-                self.saver.prepare(*self._contents())
+                # For its memory is taken once: with the average, which may begin later.
+                self.saver.prepare(*self._contents(averaged_at=self.launch.steps))
             self._evaluate_if_due()
             if self.progress.step < self.launch.steps:  # the last step is sealed with its evaluation
                 self._checkpoint_if_due()
@@ -228,7 +234,8 @@ class Training:
     def _is_followed(self, step: int) -> bool:
         """Whether something comes between a step and the next, and needs the state that it leaves."""
         is_told_apart = step in (self._first, self.schedule.decay_begins)
-        return is_told_apart or self._evaluates_at(step) or self.saver.is_due(step)
+        is_averaged = self.average is not None and self.average.is_changed_by(step)
+        return is_told_apart or is_averaged or self._evaluates_at(step) or self.saver.is_due(step)
 
     def _finish_step(self) -> None:
         """Waits for the result of the step under way, if there is one: only then is the step made.
@@ -249,6 +256,8 @@ class Training:
                 **self.progress.words()
                 | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )
+        if self.average is not None:
+            self.average.update(made.step, self.model)
         self._record_step(made, result)
 
     def _record_step(self, made: Underway, result: StepResult) -> None:
@@ -297,12 +306,20 @@ class Training:
         if self.heldout is None or self.metrics.evaluated(step):
             return True
         self._say("eval")
-        made = [self._evaluated(windows) for windows in (self.heldout, *self.heldouts.values())]
+        passes = [(self.model, windows) for windows in (self.heldout, *self.heldouts.values())]
+        if self.average is not None and self.average.has_begun(step):
+            passes.append((self.average.model, self.heldout))
+        made, done = list[Evaluation | None](), 0
+        for model, windows in passes:
+            made.append(self._evaluated(model, windows, done))
+            done += len(windows)
         whole = [one for one in made if one is not None]
         if is_whole := len(whole) == len(made):  # one row has all, so that a resumed run repeats all
-            found, *later = whole
+            found, *others = whole
             row = {"step": step, "val_loss": found.loss, "val_stderr": found.stderr}
-            self.metrics.append({**row, **of_later(self.heldouts, later), "time": utc_now()})
+            if len(others) > len(self.heldouts):
+                row["ema_val_loss"] = others.pop().loss
+            self.metrics.append({**row, **of_later(self.heldouts, others), "time": utc_now()})
             if not math.isfinite(found.loss):
                 raise NonFinite(
                     f"the held-out loss at step {step} is {found.loss}: the model is useless and "
@@ -313,14 +330,15 @@ class Training:
         self._say("train")
         return is_whole
 
-    def _evaluated(self, windows: npt.NDArray[Any]) -> Evaluation | None:
+    def _evaluated(self, model: Model, windows: npt.NDArray[Any], done: int) -> Evaluation | None:
+        """Evaluates a model over windows; `done` others were before them. Returns None at a stop."""
         length = windows.shape[1] - 1
         return evaluate(
-            self.model,
+            model,
             windows,
             compute=self.compute,
             micro_batch=windows_a_pass(self.numerics.micro_batch, self.launch.seq_len, length),
-            go_on=self._still_evaluating,
+            go_on=lambda count: self._still_evaluating(done + count),
         )
 
     def _still_evaluating(self, windows: int) -> bool:
@@ -364,12 +382,15 @@ class Training:
         yield
         self._say(before)
 
-    def _contents(self) -> tuple[list[File], dict[str, Any]]:
+    def _contents(self, averaged_at: int | None = None) -> tuple[list[File], dict[str, Any]]:
+        """Returns a checkpoint's files and body; its average is as at another step, if one is named."""
+        step = self.progress.step if averaged_at is None else averaged_at
         return contents(
             self.launch,
             self.progress,
             self.model,
             self.optimizer,
+            average={} if self.average is None else self.average.tensors(step),
             numerics=self.numerics,
             plan_head=self.batches.plan.head,
         )

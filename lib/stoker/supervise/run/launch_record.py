@@ -90,6 +90,7 @@ def launch_body(
         "model": model,
         "optimizer": train.optimizer.model_dump(mode="json"),
         "schedule": schedule_body(train.schedule, steps),
+        **_ema_body(train),
         "evaluate": train.evaluate.model_dump(mode="json"),
         "precision": train.precision,
         "deterministic": train.deterministic,
@@ -156,6 +157,14 @@ def schedule_body(schedule: Schedule, steps: int) -> dict[str, Any]:
     return body if begins is None else {**body, "decay_begins": begins}
 
 
+def _ema_body(train: Train) -> dict[str, Any]:
+    """Returns what a launch is told of the averaged weights; {} without them."""
+    if train.ema is None:
+        return {}
+    begins = train.schedule.warmup_steps if train.ema.from_step is None else train.ema.from_step
+    return {"ema": train.ema.model_dump(mode="json") | {"from_step": begins}}
+
+
 def threads(cores: int) -> int:
     """Returns the trainer's threads on so many cores; the sealer has one where that costs little."""
     return cores - (cores >= MANY_CORES)
@@ -195,7 +204,7 @@ def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunL
     }
 
 
-LEFT_OUT = ("phase", "rope")  # where they are off
+LEFT_OUT = ("phase", "rope", "ema")  # where they are off
 SETTINGS = (
     *LEFT_OUT,
     "steps",
@@ -261,6 +270,15 @@ def note_launch(path: Path, body: Mapping[str, Any]) -> tuple[str, ...]:
 def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
     """Returns the launches in the order written, and the log's damage; empty for a missing file."""
     return read_entries(path, _parse, "launch")
+
+
+def ema_change(launches: Sequence[Launched]) -> dict[str, Any]:
+    """Returns what the last launch changed in `train.ema`, as an event's words; {} for nothing."""
+    emas = [one.settings.get("ema") for one in launches[-2:]]
+    if len(emas) < 2 or emas[0] == emas[1]:
+        return {}
+    change = "changed" if all(emas) else "begun" if emas[1] else "ended"
+    return {"step": launches[-1].resume_step, "change": change, **(emas[1] or {})}
 
 
 def last_begun(launches: Sequence[Launched]) -> int:
