@@ -64,12 +64,13 @@ def test_whatever_call_kills_it_the_bundle_is_whole_or_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same command each time, in the same place; the last one is left in peace and ends it."""
-    checkpoint_of(tmp_path / "run")
+    for step in (7, 8):
+        checkpoint_of(tmp_path / "run" / "checkpoints", step=step)
     out, link = tmp_path / "out", tmp_path / "current"
-    words = ["bundle", str(tmp_path / "run"), str(out), "--current", str(link)]
+    words = ["bundle", str(tmp_path / "run"), str(out), "--last", "2", "--current", str(link)]
     command = [sys.executable, "-c", UNPROVEN, *words]
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert exit_code([*words[:2], str(tmp_path / "whole")]) == 0
+    assert exit_code([*words[:2], str(tmp_path / "whole"), *words[3:5]]) == 0
     wanted = files_of(tmp_path / "whole")
     seen = set()
     for call, when in (("write", 3), ("rename", 4), ("fsync", 5), ("rename", 8), ("rename", 9)):

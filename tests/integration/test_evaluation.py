@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,15 @@ from stoker.cli.main import exit_code
 from stoker.config.load import examples_dir
 from stoker.evaluation.command import find_suite
 from stoker.store.errors import UsageError
+from stoker.training.model.transformer import Model
 from support.model_checkpoints import checkpoint_of
 
 SUITES = {"heldout": 62, "standard": 48, "english-talk": 32, "generation-smoke": 8}
 ALL = [suite if suite == "heldout" else pytest.param(suite, marks=pytest.mark.long) for suite in SUITES]
+
+
+def scaled(factor: float) -> Callable[[Model], object]:
+    return lambda model: [parameter.data.mul_(factor) for parameter in model.parameters()]
 
 
 @pytest.mark.root
@@ -28,7 +34,9 @@ ALL = [suite if suite == "heldout" else pytest.param(suite, marks=pytest.mark.lo
 def test_a_shipped_suite_runs_without_a_network_and_leaves_nothing(suite: str, tmp_path: Path) -> None:
     if os.geteuid() or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare")
-    checkpoint, _ = checkpoint_of(tmp_path / "run")
+    # Its averaged weights are the baseline's raw ones, bit for bit.
+    checkpoint, _ = checkpoint_of(tmp_path / "run", change=scaled(2.0), ema=scaled(0.5))
+    baseline, _ = checkpoint_of(tmp_path / "baseline")
     for name in ("home", "scratch"):
         (tmp_path / name).mkdir()
     environ = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "scratch")}
@@ -38,19 +46,19 @@ def test_a_shipped_suite_runs_without_a_network_and_leaves_nothing(suite: str, t
         "stoker.cli.main",
         "evaluate",
         str(checkpoint),
+        "--weights=ema",
         "--suite",
         suite,
         "--json",
     ]
-    command += ["--samples", str(tmp_path / "samples")] + ["--baseline", str(checkpoint)] * (
-        suite == "heldout"
-    )
+    command += ["--samples", str(tmp_path / "samples")] + ["--baseline", str(baseline)] * (suite == "heldout")
     done = subprocess.run(
         ["unshare", "--net", *command], env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["evaluated"]
     metrics = lines[-1]["metrics"]
+    assert lines[-1]["of"] == "step 7 (ema)"
     assert next(iter(metrics.values()))["n"] == SUITES[suite] and lines[-1]["invalid"] is None
     if suite == "heldout":
         assert len(lines) == 2 and lines[0]["metrics"] == metrics

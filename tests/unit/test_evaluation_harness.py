@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.checkpoints.format import BODY, read_body
+from stoker.checkpoints.format import BODY
 from stoker.cli.transformers_model import write_model
 from stoker.config.load import examples_dir
 from stoker.evaluation import worker
@@ -22,7 +22,7 @@ from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError
 from stoker.training.model.transformer import Model
-from support.model_checkpoints import checkpoint_of
+from support.model_checkpoints import checkpoint_of, weights_of
 
 SUITES = examples_dir() / "suites"
 TEXTS = ["the quick brown fox", "a", "Grüße, 東京 🎉\n\n", "the file " * 40, "the record of a disk, " * 30]
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model, Path]:
 
 def exported(checkpoint: Path, out: Path) -> Path:
     out.mkdir()
-    write_model(checkpoint, read_body((checkpoint / BODY).read_bytes()).files, out)
+    write_model(weights_of(checkpoint), out)
     return out
 
 

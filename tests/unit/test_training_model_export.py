@@ -27,7 +27,7 @@ from stoker.store.checksums import write_checksums
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError, UsageError
 from stoker.training.model.transformer import Model
-from support.model_checkpoints import checkpoint_of
+from support.model_checkpoints import checkpoint_of, weights_of
 
 TEXT = "the quick brown fox"
 # Of 64 positions; one pair of four stays, one is half interpolated.
@@ -118,7 +118,7 @@ def test_large_models_are_split_and_indexed(tmp_path: Path, monkeypatch: pytest.
     import transformers  # it takes seconds
 
     monkeypatch.setattr(transformers_model, "FILE_BYTES", 40_000)
-    monkeypatch.setattr(transformers_model, "PIECE_BYTES", 1000)  # a few rows at a time
+    monkeypatch.setattr(transformers_model, "PIECE_VALUES", 250)  # a few rows at a time
     _, model = checkpoint_of(tmp_path / "run")
     assert CliRunner().invoke(export_model, [str(tmp_path / "run"), str(tmp_path / "out")]).exit_code == 0
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_bytes())
@@ -197,7 +197,8 @@ def test_the_proof_names_the_first_difference(change: str, exported: Path, tmp_p
     spoil, difference = PROOF[change]
     out = Path(shutil.copytree(exported / "out", tmp_path / "out"))
     spoil(out)
-    task = {"checkpoint": str(exported / "run" / "step-000000007"), "directory": str(out), "dtype": "float32"}
+    weights = weights_of(exported / "run" / "step-000000007")
+    task = {"weights": weights.task, "directory": str(out), "dtype": "float32"}
     found = model_proof_worker.main(task, lambda *_, **__: None)["difference"]  # type: ignore[arg-type]
     assert found.startswith(difference) and bool(found) == bool(difference), found
 

@@ -6,19 +6,17 @@ A few rows at a time are read, without torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from stoker.checkpoints.format import FileEntry
-from stoker.checkpoints.retention import reading
 from stoker.checkpoints.seal import Tensor, file_parts, split
-from stoker.cli.output import Sink, new_directory, write_json
+from stoker.cli.model_weights import STEMS, Input, Weights
+from stoker.cli.output import Sink, write_json
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.errors import DataError
 from stoker.store.files import write_atomic
@@ -28,46 +26,36 @@ from stoker.training.model.transformers_layout import Rows, config_of, rows_of
 
 FILE_BYTES = 5 * 10**9  # as transformers splits
 DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}  # the name in safetensors, and bytes
-PIECE_BYTES = 32 << 20  # of a tensor, held at once
+PIECE_VALUES = 1 << 16  # of a tensor, held at once: with their sums they stay in the cache of a processor
 SMALL_FILES_BYTES = 32 << 20  # more than a tokenizer and the configuration take
 
-
-def export_model(checkpoint: Path, files: Mapping[str, FileEntry], out: Path) -> str:
-    """Writes a proven checkpoint's model to the new directory `out`; returns the name of its architecture.
-
-    `files` are the checkpoint's. Raises as write_model, UsageError where `out`
-    exists, StorageError where there is no room.
-    """
-    with reading(checkpoint), new_directory(out, bytes_of(files)) as directory:
-        return write_model(checkpoint, files, directory)[0]
+_Place = tuple[Path, int, list[int]]  # of a tensor of float32: its file, where it begins there, its shape
 
 
-def bytes_of(files: Mapping[str, FileEntry], dtype: str = "float32") -> int:
+def bytes_of(weights: Weights, dtype: str = "float32") -> int:
     """Returns what the directory takes at most, in bytes."""
-    weights = sum(entry.size for name, entry in files.items() if name.startswith("model-"))
-    return weights * DTYPES[dtype][1] // 4 + SMALL_FILES_BYTES
+    files = weights.newest.body.files.items()
+    size = sum(entry.size for name, entry in files if name.startswith(STEMS[weights.kind]))
+    return size * DTYPES[dtype][1] // 4 + SMALL_FILES_BYTES
 
 
-def write_model(
-    checkpoint: Path, files: Mapping[str, FileEntry], directory: Path, dtype: str = "float32"
-) -> tuple[str, dict[str, str]]:
+def write_model(weights: Weights, directory: Path, dtype: str = "float32") -> tuple[str, dict[str, str]]:
     """Fills a directory with the model; returns its architecture, and the sha256 of each file of weights.
 
-    Raises DataError where the checkpoint's tensors are not those of its model.json, or the tokenizer has more
-    ids than these have rows.
+    Raises DataError where a checkpoint's tensors are not those of its model.json, the tokenizer has more ids
+    than these have rows, or a value that goes into a mean is not finite.
     """
+    checkpoint = weights.newest.directory
     described = parse_json((checkpoint / "model.json").read_bytes())
     shape = Shape.parse(described, vocab_size=described["vocab_size"], seq_len=described["seq_len"])
     tokenizer = load_tokenizer(checkpoint / "tokenizer.json")
     if tokenizer.vocab_size > shape.vocab_size:
         ids = f"{tokenizer.vocab_size:,} ids, the model has rows for {shape.vocab_size:,}"
         raise DataError(f"{checkpoint}: its tokenizer.json has {ids}: no prompt with the others would work")
-    config = {**config_of(shape, tokenizer.eot), "dtype": dtype}
-    saved: dict[str, tuple[Path, list[int]]] = {}
-    for path in (checkpoint / name for name in sorted(files) if name.startswith("model-")):
-        with safe_open(path, framework="np") as file:
-            saved |= {key: (path, file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    sums = _write_weights(directory, saved, rows_of(shape), dtype)
+    # transformers keeps keys that it does not know, and says nothing of them.
+    about = {f"stoker_{name}": value for name, value in weights.about.items()}
+    config = {**config_of(shape, tokenizer.eot), "dtype": dtype, **about}
+    sums = _write_weights(directory, weights, rows_of(shape), dtype)
     write_json(directory / "config.json", config)
     special = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(directory / "generation_config.json", special)
@@ -84,33 +72,59 @@ def _bfloat16(values: Any) -> Any:
 
 
 class _Part:
-    """The bytes of rows, which are read when they are written."""
+    """The bytes of rows, or of their mean, which are read when they are written."""
 
-    def __init__(self, name: str, saved: tuple[Path, list[int]], rows: Rows, dtype: str) -> None:
-        self._file, (height, *rest) = saved
-        self._name, self._dtype = name, dtype
-        self._rows = range(rows.start, height if rows.stop is None else rows.stop)
-        self.shape = (len(self._rows), *rest)
+    def __init__(self, saved: Sequence[_Place], shares: Sequence[float], rows: Rows, dtype: str) -> None:
+        height, *rest = saved[0][2]
+        self._saved, self._shares, self._name, self._dtype = saved, shares, rows.name, dtype
+        self._first = rows.start * math.prod(rest)
+        self.shape = ((height if rows.stop is None else rows.stop) - rows.start, *rest)
         self.nbytes = DTYPES[dtype][1] * math.prod(self.shape)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yields the bytes, a few rows at a time; a file is mapped only as long as it is open."""
-        rows = max(1, PIECE_BYTES * len(self._rows) // max(1, self.nbytes))
-        for start in self._rows[::rows]:
-            with safe_open(self._file, framework="np") as file:
-                values = file.get_slice(self._name)[start : min(start + rows, self._rows.stop)]
+        """Yields the bytes, each piece until the next; a mean is summed in float64, in the files' order."""
+        count, whole = math.prod(self.shape), sum(self._shares)
+        # Made once: fresh memory for each piece would cost more than its sums.
+        kept = [np.empty(min(count, PIECE_VALUES), kind) for kind in (np.float32, np.float64, np.float64)]
+        for start in range(0, count, PIECE_VALUES):
+            values, total, product = (each[: count - start] for each in kept)
+            for n, ((path, begins, _), share) in enumerate(zip(self._saved, self._shares, strict=True)):
+                with path.open("rb", buffering=0) as file:
+                    file.seek(begins + 4 * (self._first + start))
+                    is_whole = file.readinto(values.data) == values.nbytes
+                if not is_whole or (len(self._saved) > 1 and not np.isfinite(values).all()):
+                    why = "has values that are not finite; leave it out"
+                    raise DataError(f"{path.parent}: {self._name} {why}")
+                np.multiply(values, share, out=product if n else total, dtype=np.float64)
+                if n:
+                    np.add(total, product, out=total)
+            np.divide(total, whole, out=values, casting="same_kind")  # of one its own bits
             yield (_bfloat16(values) if self._dtype == "bfloat16" else values).data
 
 
+def _tensors_of(one: Input, stem: str, wanted: set[str]) -> dict[str, _Place]:
+    """Returns where each of a checkpoint's tensors is; raises DataError where other ones are wanted."""
+    found: dict[str, _Place] = {}
+    for path in (one.directory / name for name in sorted(one.body.files) if name.startswith(stem)):
+        with path.open("rb") as file:
+            begins = 8 + int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(begins - 8))
+        for name in header.keys() - {"__metadata__"}:
+            found[name] = path, begins + header[name]["data_offsets"][0], header[name]["shape"]
+    if differing := sorted(found.keys() ^ wanted):
+        raise DataError(f"{one.directory} and its model.json differ in tensors, first in {differing[0]}")
+    return found
+
+
 def _write_weights(
-    directory: Path, saved: Mapping[str, tuple[Path, list[int]]], wanted: Mapping[str, Rows], dtype: str
+    directory: Path, weights: Weights, wanted: Mapping[str, Rows], dtype: str
 ) -> dict[str, str]:
     """Writes model.safetensors, or several and their index where they are larger than FILE_BYTES."""
-    if differing := sorted(saved.keys() ^ {rows.name for rows in wanted.values()}):
-        raise DataError(f"the checkpoint and its model.json differ in tensors, first in {differing[0]}")
+    names, shares = {rows.name for rows in wanted.values()}, [one.share for one in weights.inputs]
+    found = [_tensors_of(one, STEMS[weights.kind], names) for one in weights.inputs]
     tensors: list[Tensor] = []
     for name, rows in wanted.items():
-        part = _Part(rows.name, saved[rows.name], rows, dtype)
+        part = _Part([each[rows.name] for each in found], shares, rows, dtype)
         tensors.append(Tensor(name, DTYPES[dtype][0], part.shape, part))
     groups = split(tensors, FILE_BYTES)
     index: dict[str, str] = {}

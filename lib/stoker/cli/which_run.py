@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.checkpoints.format import BODY, CheckpointBody
-from stoker.checkpoints.proof import prove_checkpoint
 from stoker.cli.options import did_you_mean
 from stoker.config.load import load_pipeline
 from stoker.plan.timelines import ancestry, read_timelines
-from stoker.store.errors import DataError, StorageError, UsageError
+from stoker.store.errors import UsageError
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.store.record import read_record
 from stoker.supervise.evaluation.promotion import in_force
@@ -52,37 +50,19 @@ def checkpoints_at(path: Path) -> list[Path]:
     raise UsageError(f"{path} holds no checkpoint; name a step-... directory or <state>/runs/<run>")
 
 
-def _promoted(path: Path) -> tuple[Path, str]:
-    """Returns the promoted checkpoint of a run's directory, or its checkpoints/; and its digest."""
-    run = RunLayout(path.parent if path.name == "checkpoints" else path)
+def run_at(path: Path) -> RunLayout:
+    """Returns the run of a pipeline FILE, or of a run's directory or its checkpoints/."""
+    if path.is_file():
+        pipeline = load_pipeline(path)
+        return pipeline.layout.run(pipeline.train.run)
+    return RunLayout(path.parent if path.name == "checkpoints" else path)
+
+
+def promoted_checkpoint(run: RunLayout) -> tuple[Path, str]:
+    """Returns the promoted checkpoint of a run, and its digest; UsageError where none is in force."""
     record = read_record(run.promoted) if run.promoted.exists() else None
     digest = in_force(record, ancestry(read_timelines(run.timelines)))
     if record is None or digest is None:
         why = "no checkpoint is promoted, or a rollback went back past it"
         raise UsageError(f"{run.root}: {why}; `stoker evaluations FILE` says more. Or leave out --promoted")
     return run.checkpoints / record["checkpoint"], digest
-
-
-def proven_checkpoint(path: Path, *, promoted: bool = False) -> tuple[Path, CheckpointBody]:
-    """Returns the newest checkpoint that a path names (see `checkpoints_at`), or a pipeline FILE's run's.
-
-    With `promoted` it is the one that evaluation promoted. Raises UsageError where there is none, and for one
-    without a model, which a trainer of the user's own made.
-
-    Raises DataError where it is not whole, StorageError where it cannot be read now.
-    """
-    if path.is_file():
-        pipeline = load_pipeline(path)
-        path = pipeline.layout.run(pipeline.train.run).root
-    path, digest = _promoted(path) if promoted else (path, None)
-    directory = max(checkpoints_at(path), key=lambda one: one.name)
-    if not (directory / "model.json").exists() and (directory / BODY).exists():
-        raise UsageError(f"{directory} is of an external trainer: Stoker knows no model in it")
-    proof = prove_checkpoint(directory)
-    if digest is not None and proof.digest not in (None, digest):
-        raise DataError(f"{directory} is another than the one that was promoted; leave out --promoted")
-    if proof.verdict == "invalid":
-        raise DataError(f"{directory} is not whole: {proof.reason}; use an older checkpoint")
-    if proof.body is None:
-        raise StorageError(f"{directory} cannot be read now: {proof.reason}; check the disk and try again")
-    return directory, proof.body

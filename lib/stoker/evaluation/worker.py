@@ -15,21 +15,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoints.format import BODY, read_body
-from stoker.checkpoints.retention import reading
+from stoker.cli.model_weights import CheckpointGone, held_weights
 from stoker.evaluation.samples import Rows, Scored, by_metric, read_samples, write_samples
 from stoker.kit.lock import hold_directory
 from stoker.kit.workers.child import Report, give_way, paced, run_worker
-from stoker.store.direct import hash_file, insist_on_room
+from stoker.store.direct import insist_on_room
 from stoker.store.errors import DataError
 from stoker.store.files import make_dir, remove_durably, remove_tree
 
 Task = Mapping[str, Any]
 PACKAGES = ("lm_eval", "transformers", "torch")
-
-
-class CheckpointGone(DataError):
-    """The checkpoint was pruned, quarantined or replaced meanwhile."""
 
 
 def main(task: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -99,7 +94,7 @@ def _evaluate(task: Task, subject: Task, place: Path, report: Report) -> Scored:
 
     began, digest, model = time.monotonic(), subject["digest"], place / "model"
     report("progress", doing="export", done=0, of=0)
-    tokenizer = _export(Path(subject["checkpoint"]), digest, model)
+    tokenizer = _export(subject, model)
     report("progress", doing="load", done=0, of=0)
     file = Path(task["suite"])
     suite = read_suite(file)
@@ -117,21 +112,16 @@ def _evaluate(task: Task, subject: Task, place: Path, report: Report) -> Scored:
     return line, rows
 
 
-def _export(checkpoint: Path, digest: str, model: Path) -> str:
+def _export(subject: Task, model: Path) -> str:
     """Writes the model as `stoker checkpoint export` does; returns the sha256 of its tokenizer.json."""
     from stoker.cli.transformers_model import bytes_of, write_model
 
-    try:
-        with reading(checkpoint):
-            if hash_file(checkpoint / BODY).sha256 != digest:
-                raise CheckpointGone(f"{checkpoint} is another one than was to be evaluated; ask again")
-            files = read_body((checkpoint / BODY).read_bytes()).files
-            insist_on_room(model.parent, bytes_of(files), 0)
-            make_dir(model)
-            write_model(checkpoint, files, model)
-    except FileNotFoundError as error:
-        raise CheckpointGone(f"{checkpoint} was pruned or quarantined meanwhile; name another") from error
-    return files["tokenizer.json"].sha256
+    own = {"kind": "raw", "inputs": [(subject["checkpoint"], subject["digest"], 1.0)]}
+    with held_weights(subject.get("weights") or own) as weights:
+        insist_on_room(model.parent, bytes_of(weights), 0)
+        make_dir(model)
+        write_model(weights, model)
+    return weights.newest.body.files["tokenizer.json"].sha256
 
 
 def _verdicts(margins: Mapping[str, float], metrics: Mapping[str, Any], *samples: Rows) -> dict[str, Any]:

@@ -10,11 +10,9 @@ from typing import Any
 
 import click
 
-from stoker.checkpoints.format import CheckpointBody
-from stoker.checkpoints.retention import reading
+from stoker.cli.model_weights import Weights, mean_options, proven_weights
 from stoker.cli.options import PATH, TEXT, one_line, promoted_option
 from stoker.cli.output import Sink, new_directory, write_json
-from stoker.cli.which_run import proven_checkpoint
 from stoker.cli.worker_jobs import Workers
 from stoker.kit.workers.pool import Activity
 from stoker.release.card import About, card_of, facts_of, read_about
@@ -30,7 +28,7 @@ PROOF = Activity("model_proof", "stoker.release.model_proof_worker", silent_s=6 
 
 
 @click.command(epilog="Example: stoker bundle /etc/stoker/fineweb.yaml fineweb-1 --card about.md")
-@click.argument("source", metavar="CHECKPOINT", type=PATH)
+@click.argument("sources", metavar="CHECKPOINT...", nargs=-1, required=True, type=PATH)
 @click.argument("out", type=PATH)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Of weights.")
 @click.option("--tar", is_flag=True, help="Make OUT one file, a tarball.")
@@ -39,9 +37,10 @@ PROOF = Activity("model_proof", "stoker.release.model_proof_worker", silent_s=6 
 )
 @click.option("--license", "license_id", type=TEXT, metavar="ID", help="The licence, where FILE has none.")
 @promoted_option
+@mean_options
 @click.option("--current", "link", type=PATH, metavar="LINK", help="A symbolic link to turn to OUT at last.")
-def bundle(  # noqa: PLR0917 - click passes an argument per option
-    source: Path, out: Path, dtype: str, tar: bool, promoted: bool, link: Path | None, **card: Any
+def bundle(
+    sources: tuple[Path, ...], out: Path, dtype: str, tar: bool, link: Path | None, **more: Any
 ) -> None:
     """Write the model of CHECKPOINT to the new directory OUT, with a card and the hash of every file.
 
@@ -49,25 +48,27 @@ def bundle(  # noqa: PLR0917 - click passes an argument per option
     newest checkpoint of it. It is proven whole first. OUT has what stoker checkpoint export writes, README.md
     (the model card), release.json and SHA256SUMS, and nothing of this machine: the same checkpoint and words
     give the same bytes. Before OUT gets its name, transformers loads it, and its logits and token ids are
-    held against Stoker's own; without transformers the bundle says that it is not proven.
+    held against Stoker's own; without transformers the bundle says that it is not proven. Of several
+    checkpoints of one run OUT is the mean, which release.json and config.json tell.
 
-    FILE is markdown; its front matter (YAML) goes to the card's. Exit codes: 64 OUT is there, or LINK is no
-    symbolic link; 65 the checkpoint, the proof or FILE is wrong; 74 no room.
+    The FILE of --card is markdown; its front matter (YAML) goes to the card's. Exit codes: 64 OUT is there,
+    or LINK is no symbolic link; 65 the checkpoint, the proof or FILE is wrong, or there is no mean; 74 no
+    room.
     """
     if link is not None:
         _check_link(link, out, tar=tar)
-    about = read_about(**card)
-    directory, body = proven_checkpoint(source, promoted=promoted)
-    facts = {**facts_of(directory, body), "dtype": dtype, "license": about.license}
-    facts["proven"] = importlib.util.find_spec("transformers") is not None  # else there is no bundle
-    if link is None or not _is_made(out, facts, about):
-        _make(directory, body, out, facts, about, tar=tar)
+    about = read_about(more.pop("file"), more.pop("license_id"))
+    with proven_weights(sources, **more) as weights:
+        facts = {**facts_of(weights), "dtype": dtype, "license": about.license}
+        facts["proven"] = importlib.util.find_spec("transformers") is not None  # else there is no bundle
+        if link is None or not _is_made(out, facts, about):
+            _make(weights, out, facts, about, tar=tar)
     if not facts["proven"]:
         why = "transformers is not installed; `pip install 'stoker[hf]'` brings it"
         click.echo(f"stoker: the bundle is not proven, and stoker publish refuses it: {why}", err=True)
     if link is not None:
         point_link(link, out)
-    click.echo(one_line(f"{out}: step {body.step:,} of run {facts['run']}, in {dtype}"))
+    click.echo(one_line(f"{out}: {weights} of run {facts['run']}, in {dtype}"))
 
 
 def _check_link(link: Path, out: Path, *, tar: bool) -> None:
@@ -90,18 +91,16 @@ def _is_made(out: Path, facts: dict[str, Any], about: About) -> bool:
         return False
 
 
-def _make(
-    checkpoint: Path, body: CheckpointBody, out: Path, facts: dict[str, Any], about: About, *, tar: bool
-) -> None:
+def _make(weights: Weights, out: Path, facts: dict[str, Any], about: About, *, tar: bool) -> None:
     """Makes the bundle under a temporary name; each file is written before what speaks of it."""
     from stoker.cli.transformers_model import bytes_of, write_model
 
-    needed = bytes_of(body.files, facts["dtype"]) * (1 + tar)
-    with reading(checkpoint), new_directory(out, needed, part=TAR if tar else "") as building:
+    needed = bytes_of(weights, facts["dtype"]) * (1 + tar)
+    with new_directory(out, needed, part=TAR if tar else "") as building:
         files = building / FILES if tar else building
         make_dir(files)
-        facts["architecture"], sums = write_model(checkpoint, body.files, files, facts["dtype"])
-        proven_with = _prove(checkpoint, files, facts["dtype"]) if facts["proven"] else ()
+        facts["architecture"], sums = write_model(weights, files, facts["dtype"])
+        proven_with = _prove(weights, files, facts["dtype"]) if facts["proven"] else ()
         names = ("stoker", "safetensors", "tokenizers", *proven_with)
         facts["versions"] = {name: version(name) for name in names}
         write_json(files / RELEASE, facts)
@@ -113,9 +112,9 @@ def _make(
             remove_tree(files)
 
 
-def _prove(checkpoint: Path, directory: Path, dtype: str) -> tuple[str, ...]:
+def _prove(weights: Weights, directory: Path, dtype: str) -> tuple[str, ...]:
     """Proves a directory of files; returns the packages that loaded it."""
-    task = {"checkpoint": str(checkpoint.absolute()), "directory": str(directory), "dtype": dtype}
+    task = {"weights": weights.task, "directory": str(directory), "dtype": dtype}
     with Workers() as workers:
         result = workers.run(PROOF, task, "the bundle could not be proven")
     if difference := result["difference"]:

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker.checkpoints.format import BODY, PLAN_COPY, TIMELINES_COPY, CheckpointBody
+from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY, CheckpointBody
 from stoker.checkpoints.retention import History
+from stoker.cli.model_weights import Weights
 from stoker.kit.terminal import harmless
 from stoker.plan.log import read_plan
 from stoker.plan.positions import Position, books
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
-from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, UsageError, storage_errors
 from stoker.store.layout import RunLayout
 from stoker.store.record import read_record
@@ -30,6 +30,7 @@ ELSEWHERE = (
     "proven",
     "versions",
     "evaluations",
+    "average",
 )  # facts that the card has in other places, or not at all
 DATA = ("windows_applied", "windows_skipped", "epochs_begun", "shard_sets")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
@@ -81,19 +82,25 @@ def _text(file: Path) -> str:
     return data.decode("utf-8-sig")
 
 
-def facts_of(directory: Path, body: CheckpointBody) -> dict[str, Any]:
-    """Returns what a proven checkpoint knows, None for what it does not; no path, host name or time."""
-    timelines, digest = read_timelines(directory / TIMELINES_COPY), hash_file(directory / BODY).sha256
+def facts_of(weights: Weights) -> dict[str, Any]:
+    """Returns what a proven checkpoint knows, None for what it does not; no path, host name or time.
+
+    Of a mean it is the last of them; neither that nor an average of training has its measurements.
+    """
+    directory, body = weights.newest.directory, weights.newest.body
+    timelines = read_timelines(directory / TIMELINES_COPY)
+    measured = _heldout(directory.resolve(), body, timelines)
     record = body.raw.get("run_record") or {}
     return {
         "v": 1,
         **{name: body.raw.get(name) for name in ("run", "run_id", "step", "timeline", "tokens")},
         **{name: record.get(name) for name in ("seq_len", "seed", "dataset", "dataset_version", "build_id")},
         **_data(directory, body, timelines),
-        **_heldout(directory.resolve(), body, timelines),
+        **(dict.fromkeys(measured) if weights.about else measured),
         "tokenizer_sha256": body.files["tokenizer.json"].sha256,
-        "checkpoint_sha256": digest,
-        "evaluations": _evaluations(directory.resolve(), ancestry(timelines, body.timeline), digest),
+        "checkpoint_sha256": weights.newest.digest if len(weights.inputs) == 1 else None,
+        "evaluations": _evaluations(directory.resolve(), ancestry(timelines, body.timeline), weights.digest),
+        **weights.about,
     }
 
 
@@ -140,6 +147,7 @@ def card_of(about: About, facts: Mapping[str, Any]) -> bytes:
         about=about.text,
         proven=facts["proven"],
         evaluations=facts.get("evaluations", ()),
+        average=facts.get("average", ()),
         plain=_plain,
         rows=[(name, _plain(value)) for name, value in told.items() if value is not None],
         unknown=[name for name, value in told.items() if value is None],

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from stoker.cli.bundles import is_bundle
+from stoker.cli.model_weights import STEMS, proven_weights, weights_option
 from stoker.cli.options import PATH, TEXT, FiniteRange, promoted_option
-from stoker.cli.which_run import proven_checkpoint
 
 
 @click.command(
@@ -28,8 +28,9 @@ from stoker.cli.which_run import proven_checkpoint
     help="Of these, draw from the fewest that have this share of the probability.",
 )
 @promoted_option
+@weights_option
 @click.option("--seed", default=0, type=int, help="The same seed gives the same text.")
-def generate(checkpoint: Path, prompt: str, tokens: int, promoted: bool, **sampling: Any) -> None:
+def generate(checkpoint: Path, prompt: str, tokens: int, promoted: bool, kind: str, **sampling: Any) -> None:
     """Continue a text with the model of CHECKPOINT, which is proven whole first.
 
     CHECKPOINT is a step-... directory; a pipeline FILE, a run's directory or its checkpoints/ means the
@@ -37,15 +38,16 @@ def generate(checkpoint: Path, prompt: str, tokens: int, promoted: bool, **sampl
     on from the last half of that, again and again. CHECKPOINT may be a bundle: transformers generates, and no
     text outgrows the model. Exit code 65: the checkpoint or bundle is not whole.
     """
-    is_bundled = is_bundle(checkpoint) and not promoted
-    directory = checkpoint if is_bundled else proven_checkpoint(checkpoint, promoted=promoted)[0]
-    from stoker.release.bundled import continue_bundle
     from stoker.release.sampling import Sampling, TextModel
 
     how = Sampling(**sampling)
-    if is_bundled:
-        text = continue_bundle(directory, prompt, tokens, how)
+    if is_bundle(checkpoint) and not promoted and kind == "raw":
+        from stoker.release.bundled import continue_bundle
+
+        text = continue_bundle(checkpoint, prompt, tokens, how)
     else:
-        text = TextModel(directory).continue_text(prompt, tokens, how)
+        with proven_weights([checkpoint], kind=kind, promoted=promoted) as weights:
+            model = TextModel(weights.newest.directory, STEMS[kind])
+        text = model.continue_text(prompt, tokens, how)
     sys.stdout.buffer.write(text.encode() + b"\n")
     sys.stdout.buffer.flush()

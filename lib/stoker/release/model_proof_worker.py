@@ -1,8 +1,9 @@
 """Holds a model's directory against its checkpoint: `python -m stoker.release.model_proof_worker`.
 
-Task: {"checkpoint", "directory", "dtype"}. Result: {"difference": the first one, "" for none}. What Stoker
-computes from the checkpoint is compared with what transformers computes from the directory, both in float32,
-with weights rounded as in the directory: logits, token ids, special ids. The network is not asked.
+Task: {"weights": those of a checkpoint or a mean, "directory", "dtype"}. Result: {"difference": the first
+one, "" for none}. What Stoker computes from the checkpoints is compared with what transformers computes from
+the directory, both in float32, with weights rounded as in the directory: logits, token ids, special ids. The
+network is not asked.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
+from stoker.cli.model_weights import STEMS, Weights, held_weights
 from stoker.kit.workers.child import Report, run_worker
 from stoker.release.sampling import load_model
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
+from stoker.training.model.transformer import Model
+from stoker.training.state import SavedState, load_tensors, model_tensors
 
 TOLERANCE = 1e-4  # absolute, between logits
 PROMPTS = (1, 9, 1 << 30)  # tokens, where the model takes so many at once
@@ -33,9 +37,10 @@ WIDTHS = (1, 26, 95, 500)
 
 def main(task: dict[str, Any], _report: Report) -> dict[str, Any]:
     os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
-    checkpoint, directory = Path(task["checkpoint"]), Path(task["directory"])
-    difference = tokens_difference(checkpoint / "tokenizer.json", directory)
-    return {"difference": difference or _logits_difference(checkpoint, directory, task["dtype"])}
+    directory = Path(task["directory"])
+    with held_weights(task["weights"]) as weights:
+        difference = tokens_difference(weights.newest.directory / "tokenizer.json", directory)
+        return {"difference": difference or _logits_difference(weights, directory, task["dtype"])}
 
 
 def tokens_difference(tokenizer: Path, directory: Path) -> str:
@@ -66,11 +71,22 @@ def made_texts(tokenizer: Any, ids: int) -> Iterator[str]:
         yield "".join(chr(start + dice.randrange(width)) for start, width in runs for _ in range(12))
 
 
+def _model_of(weights: Weights) -> Model:
+    """Returns the model; a mean is computed otherwise than where the directory was written."""
+    stem, zero = STEMS[weights.kind], torch.zeros((), dtype=torch.float64)
+    model, whole = load_model(weights.newest.directory, stem), sum(one.share for one in weights.inputs)
+    saved = [load_tensors(SavedState(one.directory, one.body.raw), stem) for one in weights.inputs]
+    for name, target in model_tensors(model).items():
+        values = zip((found[name].double() for found in saved), weights.inputs, strict=True)
+        target.copy_(sum((each * (one.share / whole) for each, one in values), zero))
+    return model
+
+
 @torch.inference_mode()
-def _logits_difference(checkpoint: Path, directory: Path, dtype: str) -> str:
+def _logits_difference(weights: Weights, directory: Path, dtype: str) -> str:
     from transformers import AutoModelForCausalLM
 
-    model, dice = load_model(checkpoint), torch.Generator().manual_seed(31)
+    model, dice = _model_of(weights), torch.Generator().manual_seed(31)
     sizes = [min(size, model.shape.seq_len) for size in PROMPTS]
     prompts = [torch.randint(model.shape.vocab_size, (1, size), generator=dice) for size in sizes]
     for parameter in model.parameters():

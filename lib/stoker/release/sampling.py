@@ -35,19 +35,19 @@ class Sampling:
     seed: int = 0
 
 
-def load_model(checkpoint: Path) -> Model:
-    """Returns the model of a checkpoint that the caller has proven."""
+def load_model(checkpoint: Path, stem: str = "model-") -> Model:
+    """Returns the model of a checkpoint that the caller has proven, with the weights of files so named."""
     described = read_json(checkpoint / "model.json")
     model = Model(Shape.parse(described, vocab_size=described["vocab_size"], seq_len=described["seq_len"]))
-    load_parameters(SavedState(checkpoint, read_json(checkpoint / "checkpoint.json")), model)
+    load_parameters(SavedState(checkpoint, read_json(checkpoint / "checkpoint.json")), model, stem)
     return model
 
 
 class TextModel:
     """A trained model with its tokenizer, from a checkpoint that the caller has proven."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._model = load_model(checkpoint)
+    def __init__(self, checkpoint: Path, stem: str = "model-") -> None:
+        self._model = load_model(checkpoint, stem)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device)
         frozen = load_tokenizer(checkpoint / "tokenizer.json")

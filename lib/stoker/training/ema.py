@@ -29,7 +29,7 @@ class Average:
         self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema["decay"]))  # type: ignore[no-untyped-call]
         self._averaged.n_averaged.fill_(1)  # it is a copy already
         if saved is not None and self.has_begun(saved.body["step"]) and FIRST_FILE in saved.body["files"]:
-            load_parameters(saved, self.model, "ema")
+            load_parameters(saved, self.model, "ema-")
 
     @property
     def model(self) -> Model:

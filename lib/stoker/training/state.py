@@ -142,12 +142,12 @@ def _load_transformers(directory: Path, model: Model) -> None:
         targets[rows.name][rows.start : rows.stop].copy_(files[name].get_tensor(name))
 
 
-def load_parameters(saved: SavedState, model: nn.Module, stem: str = "model") -> None:
+def load_parameters(saved: SavedState, model: nn.Module, stem: str = "model-") -> None:
     """Copies a checkpoint's parameters into the model; raises DataError for other names or shapes.
 
-    `stem` begins the names of their files: "ema" for the averaged ones.
+    `stem` begins the names of their files: "ema-" for the averaged ones.
     """
-    _copy_all(saved, f"{stem}-", model_tensors(model))
+    _copy_all(saved, stem, model_tensors(model))
 
 
 def load_tensors(saved: SavedState, prefix: str) -> dict[str, Tensor]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from benchlib.runner import Bar, Measures, Scenario, Series
 from benchlib.scenarios.release_bundle import seal
-from stoker.checkpoints.format import BODY, read_body
+from stoker.checkpoints.format import BODY
+from stoker.cli.model_weights import held_weights
 from stoker.cli.transformers_model import write_model
 from stoker.config.load import examples_dir
 from stoker.store.direct import hash_file
@@ -112,8 +113,9 @@ class EvaluationScenario(Scenario):
         seal(directory / "run", model, shape=SHAPE)
         (self._checkpoint,) = (directory / "run").glob("step-*")
         (directory / "model").mkdir()
-        files = read_body((self._checkpoint / BODY).read_bytes()).files
-        write_model(self._checkpoint, files, directory / "model")
+        digest = hash_file(self._checkpoint / BODY).sha256
+        with held_weights({"kind": "raw", "inputs": [(str(self._checkpoint), digest, 1.0)]}) as weights:
+            write_model(weights, directory / "model")
 
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
         return {

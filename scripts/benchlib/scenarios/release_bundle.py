@@ -99,22 +99,24 @@ def _run(*words: object) -> float:
     return 1024.0 * int(done.stdout.split()[-1])
 
 
-def seal(place: Path, model: Mapping[str, np.ndarray], states: int = 0, shape: Shape = SHAPE) -> None:
+def seal(
+    place: Path, model: Mapping[str, np.ndarray], states: int = 0, shape: Shape = SHAPE, step: int = 1
+) -> None:
     """Seals a checkpoint of these weights, and of an optimizer with so many states of each."""
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     tensors = {"model": model}
     if states:
         tensors["optimizer"] = {f"{name}.{n}": each for name, each in model.items() for n in range(states)}
     body = {
         "run": "bench",
         "run_id": "b" * 32,
-        "step": 1,
+        "step": step,
         "tokens": 0,
         "position": [0, 0],
         "timeline": 0,
         "plan_head": "0" * 64,
     }
-    with CheckpointWriter(place, 1, "bench") as writer:
+    with CheckpointWriter(place, step, "bench") as writer:
         for kind, each in tensors.items():
             listed = [Tensor(name, "F32", array.shape, array.data.cast("B")) for name, array in each.items()]
             for file, parts in tensor_files(kind, listed):
