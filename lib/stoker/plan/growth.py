@@ -220,7 +220,8 @@ def _survey(draft: Draft, sources: Sequence[PlanSource], rules: _Rules, epoch: i
     if draft.has_parts and scan.blocked is not None:  # nothing is brought back for a tail
         rules = replace(rules, hopeful=True)
         hoped = _scan(sources, named, draft.wanted(epoch), rules, epoch, rest=rest)
-    return scan, rules.settled and hoped.blocked is None and not draft.is_enough(hoped.chosen)
+    is_over = rules.settled and hoped.blocked is None and not draft.is_enough(hoped.chosen)
+    return hoped if is_over else scan, is_over
 
 
 def _scan(
