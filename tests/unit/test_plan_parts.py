@@ -200,8 +200,8 @@ def test_the_next_part_waits_for_the_set_that_the_last_one_ended_in(
 def test_an_epoch_ends_with_a_tail_that_nothing_is_brought_back_for() -> None:
     nearly = plan_of(*grow(SOURCES, plan_of()).entries[:8])
     more = [PlanSource(name, "cold", *fake_set(name), TOKENS[name]) for name in "hg"]
-    growth = grow([*SOURCES, more[0]], nearly)
-    assert [shape(entry) for entry in growth.entries[:2]] == [(0, 11), ("a", 0, 25, 20)]
+    growth = grow([*SOURCES, more[0], PlanSource("s", "quarantined")], nearly)
+    assert [shape(entry) for entry in growth.entries[:3]] == ["Passed", (0, 11), ("a", 0, 25, 20)]
     growth = grow([*SOURCES, *(replace(one, standing="ready") for one in reversed(more))], nearly)
     assert [shape(entry) for entry in growth.entries[:2]] == [("fg", 722, 1, 20), (0, 1)]  # h is in no window
 

@@ -186,7 +186,7 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     if draft.closed or is_over:
         if not sources:
             return "the listing is empty"
-        wanted, rest = draft.wanted(epoch + 1), None
+        rest = None
         ended = scan  # also with sources after the last set, which the next epoch's scan may not reach
         scan, is_barren = _survey(draft, sources, rules, epoch + 1)
         if (
