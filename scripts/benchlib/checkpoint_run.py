@@ -15,6 +15,7 @@ from stoker.checkpoints.handover import Sealer
 from stoker.checkpoints.saver import Saver
 from stoker.checkpoints.seal import tensor_files
 from stoker.training.copying import TensorCopier
+from stoker.training.ema import Average
 from stoker.training.model.shape import Shape
 from stoker.training.model.transformer import Model, initialize
 from stoker.training.state import model_tensors, named
@@ -25,9 +26,11 @@ from stoker.training.steps.step import Stepper
 SHAPE = Shape(16384, 64, 12, 768, 12, 12, 2048, 10000.0, 1e-5, True)  # 97.5 M parameters
 STEPS = int(os.environ.get("STOKER_BENCH_STEPS", "12"))  # before each save, and after its seal
 SAVES = 2
+EMA = {"decay": 0.999, "every": 1, "from_step": 0}
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, with_ema: str = "") -> None:
+    """With any second argument the state holds an average of the weights, too."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
     model = Model(SHAPE)
     initialize(model, 1)
@@ -43,6 +46,8 @@ def main(directory: Path) -> None:
         *tensor_files("model", named(model_tensors(model))),
         *tensor_files("optimizer", named(optimizer.tensors())),
     ]
+    if with_ema:
+        files += tensor_files("ema", named(Average(model, None, EMA).tensors(0)))
     windows = [torch.randint(0, SHAPE.vocab_size, (1, SHAPE.seq_len + 1))]
     steps: list[tuple[float, float]] = []  # begin and end
 
@@ -80,6 +85,7 @@ def main(directory: Path) -> None:
         "step_s": usual,
         "stall_s": max(end - begin for begin, end in saves),
         "slowed_s": statistics.mean(sum(times) - usual * len(times) for times in beside),
+        "saved_bytes": sum(file.stat().st_size for file in (directory / sealed[-1]).iterdir()),
         "sealed_s": statistics.mean(off - on for on, off in flights),
     }
     print(json.dumps(figures))
@@ -92,4 +98,4 @@ def body(step: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -29,7 +29,7 @@ from stoker.store.log import ChainedLog
 from stoker.store.record import read_record, write_record
 from stoker.supervise.audit.audit import RunAudit, audit_run
 from stoker.supervise.run.launch_record import SETTINGS, launched_body, note_launch
-from stoker.supervise.run.record import Heldout, Identity, RunRecord
+from stoker.supervise.run.record import Heldout, Identity, LaterHeldout, RunRecord, parse_record
 from support.books import books_of
 from support.checkpoint_data import seal
 from support.plan_data import fake_set
@@ -351,6 +351,18 @@ def with_heldout(run: Run, windows: int = 3) -> Path:
 def test_held_out_windows_must_be_those_of_the_run(run: Run) -> None:
     file = with_heldout(run)
     assert found(run) == []
+    longer = run.layout.root / "heldout-long.bin"
+    longer.write_bytes(b"longer")
+    later = LaterHeldout(hashlib.sha256(b"longer").hexdigest(), 1, "uint16", 2, "long", longer.name, 2)
+    held = replace(parse_record(read_record(run.layout.record)), heldouts=(later,))
+    write_record(run.layout.record, held.body())
+    assert found(run) == [], "it joined after these checkpoints"
+    reseal(run.layout.checkpoints / "step-000000020", run_record=held.for_checkpoints())
+    longer.unlink()
+    assert found(run) == [f"{longer}: missing, the run is evaluated on its 1 windows"]
+    write_record(run.layout.record, replace(held, heldouts=()).body())
+    assert "run_record.heldouts [{" in " ".join(found(run))
+    with_heldout(run)
     data = file.read_bytes()
     file.write_bytes(data[:5] + b"x" + data[6:])
     assert [finding.split(" is ")[0][: len(str(file)) + 8] for finding in found(run)] == [f"{file}: sha256"]

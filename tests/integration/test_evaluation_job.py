@@ -42,6 +42,22 @@ if any("train_supervisor" in word for word in sys.orig_argv):
     dies("between", "_carry_out", lambda books: books._promoting is not None)
     dies("after", "shown", lambda books: books._run.layout.promoted.exists())
 """
+# In the process that WHOSE names: a kill -9 at the NTH write below the state, once; counted from the first
+# that has to do with evaluations.
+_COUNTED = """
+WHOSE, NTH, KILLED = os.environ["WHOSE"], int(os.environ["NTH"]), os.environ["KILLED"]
+if any(WHOSE in word for word in sys.orig_argv) and not os.path.exists(KILLED):
+    import signal
+    seen = []
+    def look(event, words):
+        writes = event in ("os.rename", "os.remove") or event == "open" and words[2] & os.O_ACCMODE
+        if writes and "/state/" in (path := str(words[0])) and (seen or "/evaluations" in path):
+            seen.append(path)
+            if len(seen) == NTH:
+                os.close(os.open(KILLED, os.O_CREAT))
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(look)
+"""
 SUITES = Path(__file__).parents[2] / "etc" / "suites"
 Make = Callable[..., TrainPipeline]
 PROMOTE = {"primary": METRIC, "gate": "smoke"}
@@ -72,6 +88,32 @@ def make(site: Path, tmp_path: Path) -> Make:
         return make_training(template, home, evaluations=entries, **keys)
 
     return made
+
+
+def real(finished: TrainPipeline, place: Path) -> TrainPipeline:
+    """A finished run whose last checkpoint the real worker evaluates with five texts."""
+    suite = place / "heldout.yaml"
+    suite.write_text((SUITES / suite.name).read_text() + "limit: 5\n")
+    shutil.copytree(SUITES / "heldout", place / "heldout")
+    entry = {"suite": str(suite), "at": ["finish"]}
+    home, promote = place / "home", {"primary": METRIC}
+    return make_training(finished.data.home, home, with_torch=True, evaluations=[entry], promote=promote)
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Path]:
+    """Kills the process that a word of its command names at its nth write, once; returns what says so."""
+
+    def at(whose: str, nth: int) -> Path:
+        place = tmp_path / "site"
+        place.mkdir(exist_ok=True)
+        write_site(place, (_SITE if whose == "train_supervisor" else "") + _COUNTED)
+        for name, value in (("WHOSE", whose), ("NTH", str(nth)), ("KILLED", str(tmp_path / "killed"))):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PYTHONPATH", f"{place}:{Path(__file__).parents[1]}")
+        return tmp_path / "killed"
+
+    return at
 
 
 def lines(run: TrainPipeline) -> list[tuple[str, int, str | None, str]]:
@@ -161,6 +203,46 @@ def test_each_evaluation_counts_once_whatever_is_killed_and_promoted_json_is_the
     assert read_record(run.run.promoted)["line"] == read_log(run.run.evaluations_log).hashes[1]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("nth", range(1, 21))
+def test_a_kill_at_any_write_of_the_supervisor_leaves_each_evaluation_once(
+    nth: int, make: Make, shard_sets: Path, counted: Callable[[str, int], Path]
+) -> None:
+    checkpoint = {"every": None, "every_steps": 10, "milestones": [10, 20, 30, 40, 50, 60]}
+    run = make(
+        shard_sets,
+        {"heldout": {}, "smoke": {}},
+        **{name: {"at": ["milestones"]} for name in ("heldout", "smoke")},
+        promote=PROMOTE,
+        train__checkpoint=checkpoint,
+    )
+    killed = counted("train_supervisor", nth)
+    assert run.once().returncode == -signal.SIGKILL and killed.exists()
+    for _ in range(2):  # the second finds nothing due
+        assert run.once().returncode == 0
+    found = lines(run)
+    assert len({one[:2] for one in found}) == len(found) and {invalid for _, _, invalid, _ in found} == {None}
+    assert {one[:2] for one in found} == {
+        (suite, step) for suite in ("heldout", "smoke") for step in range(10, 70, 10)
+    }
+    log = read_log(run.run.evaluations_log)
+    last = [n for n, one in enumerate(log.entries) if one["promotion"]["verdict"] == "promoted"][-1]
+    assert read_record(run.run.promoted)["line"] == log.hashes[last]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nth", range(1, 11))
+def test_a_kill_at_any_write_of_the_worker_leaves_its_evaluation_once(
+    nth: int, finished_with_torch: TrainPipeline, tmp_path: Path, counted: Callable[[str, int], Path]
+) -> None:
+    run = real(finished_with_torch, tmp_path)
+    killed = counted("stoker.evaluation.worker", nth)
+    ended = run.once()
+    assert (ended.returncode, killed.exists()) == (0, True), ended.stderr
+    assert lines(run) == [("heldout", 60, None, "promoted")]
+    assert {path.suffix for path in run.run.evaluations.iterdir() if path.is_file()} <= {".gz"}
+
+
 def test_a_rollback_past_the_promoted_step_takes_it_out_of_force(
     make: Make, finished: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,16 +265,7 @@ def test_a_rollback_past_the_promoted_step_takes_it_out_of_force(
 def test_the_real_worker_evaluates_a_real_model_which_is_promoted_and_bundled_with_the_evidence(
     finished_with_torch: TrainPipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    suite = tmp_path / "heldout.yaml"
-    suite.write_text((SUITES / suite.name).read_text() + "limit: 5\n")
-    shutil.copytree(SUITES / "heldout", tmp_path / "heldout")
-    run = make_training(
-        finished_with_torch.data.home,
-        tmp_path / "home",
-        with_torch=True,
-        evaluations=[{"suite": str(suite), "at": ["finish"]}],
-        promote={"primary": METRIC},
-    )
+    run = real(finished_with_torch, tmp_path)
     ended = run.once()
     assert ended.returncode == 0, ended.stderr
     assert lines(run) == [("heldout", 60, None, "promoted")], run.events("evaluation_failed")

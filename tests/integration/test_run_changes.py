@@ -13,13 +13,15 @@ from stoker.plan.timelines import read_timelines
 from stoker.store.layout import STAGE_SHARD, TRAIN_SUPERVISOR
 from stoker.store.record import read_record, write_record
 from stoker.supervise.audit.audit import audit_run
+from stoker.supervise.run.launch_record import read_launches
 from support.once import made_once
 from support.pipelines import opened
 from support.training import TrainPipeline, make_training
 from support.waiting import wait_until
 
 BATCH, SEQ_LEN = 30, 32  # after 60 steps of 4 windows of 64
-CHANGED = {"train__steps": 76, "train__global_batch": BATCH, "train__seq_len": SEQ_LEN}
+CHANGED: dict[str, Any] = {"train__steps": 76, "train__global_batch": BATCH, "train__seq_len": SEQ_LEN}
+CHANGED |= {"train__ema": {"decay": 0.5}}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,17 @@ def test_another_batch_and_from_an_entry_on_another_length_keep_the_books_true(
     audit = audit_run(run.data.pipeline)
     assert audit.findings == ()
     assert audit.plan.applied == 240 + 16 * BATCH
+
+
+def test_an_average_of_weights_that_is_switched_on_is_an_event_and_in_the_log_of_launches(
+    changed: TrainPipeline,
+) -> None:
+    ema = {"decay": 0.5, "every": 1, "from_step": 2000}  # the end of the warm-up
+    (event,) = changed.events("ema_changed")
+    told = {name: event[name] for name in ("step", "change", *ema)}
+    assert told == {"step": 60, "change": "begun", **ema} and read_record(changed.run.launch)["ema"] == ema
+    launches, _ = read_launches(changed.run.launches)
+    assert "ema" not in launches[0].settings and launches[-1].settings["ema"] == ema
 
 
 def without_gains(home: Path, template: Path, steps: int, patience: int | None) -> TrainPipeline:

@@ -25,6 +25,7 @@ SMALL = {"STOKER_TEST_TRAINER": "small", "PYTHONPATH": str(SMALL_TRAINER)}
 EVERY = 10  # steps between two checkpoints of `make_training`
 MUON = {"train__optimizer": {"name": "muon", "lr": 0.003}}
 RECOMPUTE = {"train__recompute": "blocks"}
+EMA = {"train__ema": {"decay": 0.9, "every": 2, "from_step": 15}}
 DOCUMENTS = {"train__model": {**SLOW_ENOUGH, "document_mask": True}}
 
 
@@ -134,6 +135,7 @@ def test_a_run_killed_sixty_times_equals_its_replay(
     ("kills", "options"),
     [
         (2, {**MUON, **RECOMPUTE, **DOCUMENTS}),
+        (30, EMA),
         *((12, each) for each in ({}, MUON, {"train__compile": "blocks"}, RECOMPUTE, DOCUMENTS)),
     ],
 )

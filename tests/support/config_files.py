@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.config.load import load_pipeline
 from stoker.config.schema import Pipeline
+from stoker.config.schema_train import Train
 from stoker.store.errors import ConfigError
 
 MINIMAL = """\
@@ -22,6 +24,14 @@ train:
   steps: 10
   model: tiny
 """
+
+
+TINY = {"layers": 1, "width": 8, "heads": 1, "kv_heads": 1, "ffn_width": 8}
+
+
+def train_of(**keys: Any) -> Train:
+    """The section train of a file with these keys, of 100 steps."""
+    return Train.model_validate({"model": TINY, "steps": 100, **keys})
 
 
 def write_pipeline(directory: Path, text: str = MINIMAL, name: str = "mine") -> Path:

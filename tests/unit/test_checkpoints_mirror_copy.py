@@ -419,19 +419,24 @@ class TestWorker:
         heldout.write_bytes(b"windows")
         rows = tmp_path / "metrics.jsonl"
         rows.write_bytes(b"{}\n")
-        held = {"sha256": hashlib.sha256(b"windows").hexdigest(), "windows": 1}
-        source = place.seal(run_record={"heldout": held})
+        later = tmp_path / "heldout-long.bin"
+        later.write_bytes(b"longer windows")
+        held, longer = (
+            {"sha256": hashlib.sha256(text).hexdigest(), "windows": 1}
+            for text in (b"windows", b"longer windows")
+        )
+        source = place.seal(run_record={"heldout": held, "heldouts": [{**longer, "file": later.name}]})
         copied = place.name(source)
         told = place.sync(
             "ab" * 16,
             source=str(source),
             name=place.name(source),
             digest=digest_of(source),
-            heldout={"path": str(heldout), "sha256": held["sha256"]},
+            heldouts=[[str(heldout), held["sha256"]], [str(later), longer["sha256"]]],
             logs=[str(rows), str(tmp_path / "none.jsonl")],
         )
         assert (told["replaced"], len(told["copies"]), told["gone"]) == (False, 1, [])
-        heldout.unlink()
+        later.unlink()
         rows.unlink()
         shutil.rmtree(source)
         fetch = place.task(
@@ -443,7 +448,7 @@ class TestWorker:
         )
         fetched = do(fetch)
         assert (fetched["state"], fetched["heldout"]) == ("fetched", "brought")
-        assert heldout.read_bytes() == b"windows"
+        assert (heldout.read_bytes(), later.read_bytes()) == (b"windows", b"longer windows")
         assert (fetched["logs"], rows.read_bytes()) == ([str(rows)], b"{}\n")
         proof = fetched["proof"]
         assert isinstance(proof, dict)

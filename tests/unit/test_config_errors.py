@@ -12,6 +12,35 @@ from stoker.config.problems import FORMER
 from stoker.store.errors import ConfigError
 from support.config_files import MINIMAL, load_text, problems_of, write_pipeline
 
+A, YARN = "{name: a, from: 4}", "yarn: {factor: 2, original_seq_len"
+PHASES = [  # of a run, its phases, what is told of them
+    ("tokens: 1B", A, "train.phases: phases begin at steps, and a run by tokens has no fixed last one"),
+    ("steps: 10", f"{A}, {{name: b, from: 3}}", "train.phases[1].from: begins after step 3, and what is bef"),
+    ("steps: 10", f"{A}, {{name: b, from: 4}}", "train.phases[1].from: begins after step 4, and what is bef"),
+    ("steps: 10", f"{A}, {{name: a, from: 5}}", "train.phases[1].name: an earlier phase has the name a"),
+    ("steps: 10", "{name: a, from: decay}", "train.phases[0].from: decay is where wsd begins to fall, and"),
+    ("steps: 10", "{name: a, from: 10}", "train.phases[0].from: step 10 is not below the run's last, 10"),
+    (
+        "steps: 10\n  schedule: {name: wsd, warmup_steps: 1}",
+        "{name: a, from: 9}, {name: b, from: decay}",
+        "train.phases[1].from: begins after step 8",
+    ),
+    (
+        "steps: 10",
+        "{name: a, from: 4, micro_batch: 7}",
+        "train.phases[0].micro_batch: micro_batch 7 does not",
+    ),
+    (
+        "steps: 10\n  micro_batch: 4",
+        "{name: a, from: 4, global_batch: 6}",
+        "train.phases[0].global_batch: ",
+    ),
+    (
+        "steps: 10",
+        f"{{name: a, from: 4, rope: {{{YARN}: 99}}}}}}",
+        "train.phases[0].rope.yarn.original_seq_len: 99 is not 2048, with which",
+    ),
+]
 SUITE = "evaluations: [{suite: a.yaml, at: [finish]}]"
 
 
@@ -201,6 +230,8 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
             "this version does not train in 'float8_e4m3fn'",
         ),
         ("steps: 10", "steps: 10\n  ema: 0.999", "train.ema: must be a mapping"),
+        ("steps: 10", "steps: 10\n  ema: {decay: 1}", "train.ema.decay: must be less than 1"),
+        ("steps: 10", "steps: 10\n  ema: {decay: -0.1}", "train.ema.decay: must be 0 or more"),
         (
             "steps: 10",
             "steps: 10\n  optimizer: {ema: 1}",
@@ -268,6 +299,10 @@ def test_yaml_traps_are_errors_that_say_what_to_write(
             "steps: 10",
             "steps: 10\n  evaluate: {patience: 3, every_steps: null}",
             "patience: no evaluation would count",
+        ),
+        *(
+            ("steps: 10", f"{of_run}\n  phases: [{phases}]", f"mine.yaml:{9 + of_run.count(chr(10))}: {told}")
+            for of_run, phases, told in PHASES
         ),
     ],
 )

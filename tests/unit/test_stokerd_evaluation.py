@@ -73,7 +73,7 @@ def test_retention_spares_what_an_evaluation_needs(tmp_path: Path) -> None:
 def test_an_evaluation_is_overdue_only_while_one_is_due_or_the_last_failed() -> None:
     one = Checkpoint(Path("/step"), 100, {}, "d")
     here, lines, done = {"step": one}, list[Any](), dict[str, set[int]]()
-    train = SimpleNamespace(checkpoint=SimpleNamespace(milestones=()))
+    train = SimpleNamespace(milestones=())
     entries = (SuiteSchedule(suite=Path("/a.yaml"), every_steps=100),)
     run: Any = SimpleNamespace(
         pipeline=SimpleNamespace(evaluations=entries, train=train),

@@ -26,6 +26,7 @@ from stokerd.supervision.books import data
 from stokerd.supervision.books.accounts import Accounts
 from stokerd.supervision.books.data import STALL_S
 from stokerd.supervision.effects import KEEP_S, Effects
+from support.config_files import train_of
 from support.pipelines import make_pipeline
 from support.plan_data import fake_set, plan_of, segment
 
@@ -70,7 +71,7 @@ class Launches:
         self.reach = reach
 
     def look(self) -> None:
-        self.reach = self.data.need(START, (), self.reach)
+        self.reach = self.data.need(START, (), self.reach, BATCH)
 
 
 def test_a_launch_waits_for_all_while_sets_come_back_and_goes_in_parts_once_none_does(
@@ -100,7 +101,7 @@ def test_a_launch_waits_for_all_while_sets_come_back_and_goes_in_parts_once_none
 def test_a_launch_in_parts_makes_the_whole_batches_of_what_it_may_read() -> None:
     at = Checkpoint(Path(), 7, {"position": [0, 0]})
     accounts: Any = SimpleNamespace(
-        config=SimpleNamespace(global_batch=BATCH, checkpoint=SimpleNamespace(milestones=())),
+        config=train_of(global_batch=BATCH),
         reach=Position(1, 0),
         asked_until=None,
         evaluations=(),
@@ -136,9 +137,9 @@ def test_the_plan_grows_again_after_a_rest_of_its_own_length_or_a_proof(hot: Hot
     one = Launches(hot, tmp_path).data
     for then in (100.0, 109.0, 110.0, 113.0):
         hot.now = then
-        one.grow(cast(Any, None), 1)
+        one.grow(cast(Any, None), 1, 64)
     one.whole("ab", "cd")
-    one.grow(cast(Any, None), 1)
+    one.grow(cast(Any, None), 1, 64)
     assert grown == [100.0, 110.0, 113.0]
 
 

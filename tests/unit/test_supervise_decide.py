@@ -298,6 +298,7 @@ def test_a_launch_waits_for_the_first_gate_that_is_closed(
         (trainer(), {}, do.KeepBooks()),
         (trainer(), {"is_stopping": True}, do.StopTrainer()),
         (trainer(), {"is_forking": True}, do.StopTrainer()),
+        (trainer(), {"is_outdated": True}, do.StopTrainer()),
         (trainer(stop_asked_at=NOW - 5), {"is_stopping": True}, do.Wait("")),
         (trainer(stop_asked_at=NOW - 60 - GUARD_MARGIN_S), {}, do.Wait("")),
         (trainer(stop_asked_at=NOW - 61 - GUARD_MARGIN_S), {}, do.StopTrainer(kill_guard=True)),

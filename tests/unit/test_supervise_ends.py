@@ -36,7 +36,7 @@ from support.run_ground import NO_TIMINGS
 
 HERE, NAME, DIGEST = Mirrored(0, 30, "ab" * 4, "r"), "step-000000030", "ab" * 32
 SETS = do.Job("sets", {"a": "ma", "b": "mb", "c": "mc"})
-HELDOUT = do.Job("heldout", ({"a": "ma"}, 400))
+HELDOUT = do.Job("heldout", ({"a": "ma"}, 400, 10, ""))
 COPY = Mirrored(0, 40, "00000040", run_id="r")
 LOOK, MUST = do.Job("sync", need="try"), do.Job("sync", need="wait")
 

@@ -34,7 +34,8 @@ A, B, STEPS = entry(every_steps=100), entry("b", every_steps=100), range(40, 400
             id="first the checkpoint that the other suite has: one has both",
         ),
         case([THIRD], Course([1, 2], [1, 2]), {}, [], id="two of three"),
-        case([THIRD], Course([1, 2, 3, 4], [3, 4]), {}, [("a", 3)], id="the third"),
+        case([THIRD], Course([1, 2, 3], [2, 3]), {}, [("a", 3)], id="the third"),
+        case([THIRD], Course([1, 2, 3, 4], [3, 4]), {}, [("a", 4)], id="the newest, if it is behind"),
         case([THIRD], Course([1, 2, 3, 4], [4]), {}, [("a", 4)], id="it is gone"),
         case([THIRD], Course([3, 4, 5], [4, 5]), {"a": {3}}, [], id="counted anew"),
         case(

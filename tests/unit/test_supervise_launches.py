@@ -15,6 +15,7 @@ from stoker.supervise.run.launch_record import (
     SETTINGS,
     Launched,
     Makers,
+    ema_change,
     last_begun,
     launched_body,
     note_launch,
@@ -115,6 +116,24 @@ def test_the_steps_where_decays_begin_are_milestones() -> None:
         80,
         160,
     }
+
+
+@pytest.mark.parametrize(
+    ("emas", "expected"),
+    [
+        ([{"decay": 0.9}], {}),
+        ([None, None], {}),
+        ([{"decay": 0.9}, {"decay": 0.9}], {}),
+        ([{"decay": 0.9}, None, {"decay": 0.9}], {"step": 2, "change": "begun", "decay": 0.9}),
+        ([{"decay": 0.9}, {"decay": 0.8}], {"step": 1, "change": "changed", "decay": 0.8}),
+        ([{"decay": 0.9}, None], {"step": 1, "change": "ended"}),
+    ],
+)
+def test_a_launch_with_another_average_than_the_one_before_is_told(
+    emas: list[dict[str, Any] | None], expected: dict[str, Any]
+) -> None:
+    settings = [{} if ema is None else {"ema": ema} for ema in emas]
+    assert ema_change([Launched("", 0, step, each, "") for step, each in enumerate(settings)]) == expected
 
 
 def body(name: str, **changes: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from stoker.replay.replay_verdict import read_rows, row_differences
 from stoker.store.errors import ConfigError, DataError
 from stoker.supervise.run.launch_record import Launch, Launched
 from stoker.supervise.run.numerics_record import LEGACY
+from stoker.supervise.run.record import Heldout, Identity, LaterHeldout, RunRecord
 from support.pipelines import make_pipeline
 from support.trainer_run import make_shard_set
 
@@ -111,8 +112,11 @@ MADE = {"device": "cpu", "card": None, "cuda": None, "cpu": "AVX2", "torch": "2.
 ON_CARD = {**MADE, "device": "cuda", "card": "H100"}
 
 
-def made(first: int, numerics: Any, *, deterministic: bool = True) -> Phase:
-    return Phase(first, first + 19, 0, {"numerics": numerics, "deterministic": deterministic})
+HALVED = {**MADE, "micro_batch": 4, "recompute": "blocks"}
+
+
+def made(first: int, numerics: Any, *, deterministic: bool = True, **settings: Any) -> Phase:
+    return Phase(first, first + 19, 0, {"numerics": numerics, "deterministic": deterministic, **settings})
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,11 @@ def made(first: int, numerics: Any, *, deterministic: bool = True) -> Phase:
         ([made(1, MADE), made(21, ON_CARD)], None, "(device: cpu -> cuda; card: none -> H100); "),
         ([made(1, MADE), made(21, ON_CARD), made(41, MADE)], None, "up to there: --to 20"),
         ([made(1, MADE), made(21, MADE), made(41, {**MADE, "micro_batch": 4})], None, "--to 40"),
+        # A phase of a run begins with its own, and keeps them.
+        ([made(1, MADE), made(21, HALVED, phase="a"), made(41, HALVED, phase="a")], MADE, ""),
+        ([made(1, MADE), made(7, HALVED, phase="a")], HALVED, ""),
+        ([made(1, MADE), made(21, MADE, phase="a"), made(41, HALVED, phase="a")], None, "--to 40"),
+        ([made(1, MADE), made(21, {**MADE, "torch": "2.14.0"}, phase="a")], None, "--to 20"),
         ([made(1, MADE), made(21, None)], None, "changed (to unknown ones); replay it up to there: --to 20"),
         ([made(1, ON_CARD, deterministic=False)], None, "on cuda with train.deterministic: false"),
         # The supervisor died before it heard of a smaller micro-batch.
@@ -221,3 +230,19 @@ def test_a_replay_ends_where_the_record_says_and_by_no_patience(tmp_path: Path) 
     evaluate = {"every_steps": 2, "tokens": 8, "patience": 3}
     body = trial.body(Launch("l", 0, None, 0, tmp_path), Phase(1, 9, 0, {"evaluate": evaluate}))
     assert body["evaluate"] == evaluate | {"patience": None}
+
+
+def test_a_replay_of_the_steps_before_a_phase_has_neither_its_rope_nor_its_windows(tmp_path: Path) -> None:
+    trial = object.__new__(Trial)
+    identity = Identity("main", "r", "2026", 1, "prose", 1, "b" * 64, "c" * 64, 400, "uint16", 10)
+    later = LaterHeldout("e" * 64, 3, "uint16", 60, "long", "heldout-long.bin", 20)
+    record = RunRecord(identity, Heldout("d" * 64, 6, "uint16", 60), (later,))
+    base = {"phase": "long", "rope": {"theta": 5e5}, "heldout": {"sha256": "d" * 64}, "heldouts": ["theirs"]}
+    trial.site, trial.base = Site(tmp_path, {}), {**base, "run_record": record.for_checkpoints()}
+    settings: dict[str, Any] = {"evaluate": {}, "seq_len": 10, "phase": ""}
+    before = trial.body(Launch("l", 0, None, 0, tmp_path), Phase(1, 9, 0, settings))
+    assert (before["phase"], before["rope"], list(before["heldouts"])) == ("", None, [])
+    settings |= {"seq_len": 20, "phase": "long", "rope": {"theta": 5e5}}
+    since = trial.body(Launch("l", 0, None, 0, tmp_path), Phase(10, 19, 0, settings))
+    assert (since["phase"], since["rope"]) == ("long", {"theta": 5e5})
+    assert [one["file"] for one in since["heldouts"]] == [str(trial.site.run.root / "heldout-long.bin")]

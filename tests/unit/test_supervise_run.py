@@ -20,11 +20,25 @@ from stoker.plan.positions import Position
 from stoker.store.errors import ConfigError, DataError, UnknownFormat
 from stoker.store.layout import RunLayout, StateLayout
 from stoker.supervise.run.gates import RequiredData, start_gate
-from stoker.supervise.run.launch_record import Launch, config_digest, trainer_environment
+from stoker.supervise.run.launch_record import (
+    Launch,
+    config_digest,
+    launch_body,
+    launched_body,
+    trainer_environment,
+)
 from stoker.supervise.run.origin import Origin, choose_origin
 from stoker.supervise.run.planner import RETRY_S, Planner
 from stoker.supervise.run.progress import finished_at
-from stoker.supervise.run.record import Heldout, Identity, RunRecord, configured, parse_record, refusal
+from stoker.supervise.run.record import (
+    Heldout,
+    Identity,
+    LaterHeldout,
+    RunRecord,
+    configured,
+    parse_record,
+    refusal,
+)
 from support.books import books_of
 from support.pipelines import make_pipeline
 
@@ -64,6 +78,55 @@ def test_a_run_record_comes_back_as_it_was_and_a_checkpoint_carries_its_identity
     assert parse_record(record.body()) == record
     restored = parse_record(record.for_checkpoints())
     assert (restored.identity, restored.heldout, restored.launches) == (IDENTITY, record.heldout, 0)
+
+
+def test_a_longer_phase_has_held_out_windows_of_its_own_once(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    record = RunRecord(IDENTITY, Heldout("d" * 64, 6, "uint16", 60))
+    assert [record.lacks_heldout(*one) for one in (("", 20), ("a", 10), ("a", 9), ("a", 20))] == [
+        *(False, False, False),  # by hand without a phase; as long as the run's; shorter
+        True,
+    ]
+    assert not RunRecord(IDENTITY).lacks_heldout("a", 20), "the run has no held-out text"
+    later = LaterHeldout("e" * 64, 3, "uint16", 60, "a", "heldout-a.bin", 20)
+    record = replace(
+        record, heldouts=(later, replace(later, windows=0, name="b", file="heldout-b.bin", seq_len=40))
+    )
+    assert parse_record(record.body()) == record
+    assert parse_record(record.for_checkpoints()).heldouts == record.heldouts
+    assert [record.lacks_heldout(*one) for one in (("a", 80), ("c", 20), ("c", 80))] == [False, False, True]
+    told = {"name": "a", "file": str(tmp_path / "heldout-a.bin"), "sha256": "e" * 64}
+    told |= {"windows": 3, "seq_len": 20}
+    assert record.heldouts_upto(40, layout) == {"heldouts": [told]}, "one without windows is not read"
+    assert record.heldouts_upto(19, layout) == {}, "a rollback to before the phase"
+    names = [file.name for file in record.held_files(layout)]
+    assert names == [
+        "heldout.bin",
+        "heldout-a.bin",
+        "heldout-b.bin",
+    ]
+
+
+def test_a_launch_has_the_rope_and_the_held_out_files_of_its_step(tmp_path: Path) -> None:
+    yarn = {"factor": 2.0, "original_seq_len": 10, "beta_fast": 32.0, "beta_slow": 1.0}
+    longer = {"name": "a", "from": 30, "seq_len": 20, "rope": {"yarn": yarn}}
+    phases = [longer, {"name": "b", "from": 40, "global_batch": 8}]
+    later = LaterHeldout("e" * 64, 3, "uint16", 60, "a", "heldout-a.bin", 20)
+    record = RunRecord(IDENTITY, Heldout("d" * 64, 6, "uint16", 60), (later,))
+
+    def body(step: int, **train: Any) -> dict[str, Any]:
+        keys = {"train__steps": 60, "train__seq_len": 10, **train}
+        pipeline = make_pipeline(tmp_path, **keys).pipeline
+        launch = Launch("l", 0, None, step, tmp_path / "socket")
+        return launch_body(launch, pipeline, PIN, record)
+
+    assert not {"phase", "rope", "heldouts"} & body(30).keys(), "a run without phases"
+    made = {step: body(step, train__phases=phases) for step in (29, 30, 31, 40)}
+    assert [one["phase"] for one in made.values()] == ["", "a", "a", "b"]
+    assert [one.get("rope") for one in made.values()] == [None, *[{"yarn": yarn}] * 3]
+    assert ["heldouts" in one for one in made.values()] == [False, True, True, True]
+    settings = launched_body(made[30], resume_step=30, time="")["settings"]
+    assert (settings["phase"], settings["rope"]) == ("a", {"yarn": yarn})
 
 
 def test_a_record_names_the_checkpoint_that_the_run_began_with_and_an_older_record_has_none() -> None:

@@ -34,6 +34,7 @@ from stoker.supervise.trainer_kind import BUILT_IN, EXTERNAL
 from stokerd.supervision.run import Run, load_run
 from stokerd.supervision.snapshot import run_progress, snapshot, status_text
 from stokerd.supervision.status import FIGURES, Status, read_audit
+from support.config_files import train_of
 from support.pipelines import make_pipeline
 from support.plan_data import plan_of, segment
 
@@ -66,7 +67,7 @@ def shown(**changes: Any) -> dict[str, Any]:
     checkpoints = SimpleNamespace(
         newest=changes.get("checkpoint", PROVEN), sealed=changes.get("sealed", PROVEN)
     )
-    train = SimpleNamespace(run="main", global_batch=4)
+    train = train_of(global_batch=4, **changes.get("train", {}))
     context = SimpleNamespace(pipeline=SimpleNamespace(train=train))
     parts = cast(Any, (SimpleNamespace(record=None), checkpoints, None, accounts, *[None] * 3))
     state = RunState(Phase.TRAINING, 0.0, trainer=changes.get("live", TRAINING))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from stoker.store.errors import DataError, NonFinite
 from stoker.store.record import write_record
 from stoker.training.evaluate import evaluate, open_heldout
 from stoker.training.launch import Heldout
+from stoker.training.model.transformer import Model
 from stoker.training.steps.device import Compute
 from support.models import make_model
 from support.trainer_run import SEQ_LEN, VOCAB, TrainerRun
@@ -41,7 +43,17 @@ def test_the_held_out_loss_is_the_mean_over_windows_with_its_standard_error(run:
     assert found is not None
     assert found.loss == pytest.approx(np.mean(each), abs=1e-5)
     assert found.stderr == pytest.approx(np.std(each, ddof=1) / np.sqrt(6), rel=1e-3)
+    quarters = [[loss_at(model, row)[first : first + 4].mean() for row in windows] for first in (0, 4, 8, 12)]
+    assert found.quarters == pytest.approx(np.mean(quarters, axis=1), abs=1e-5)
+    assert np.mean(found.quarters) == pytest.approx(found.loss, abs=1e-6)
     assert evaluate(model, windows, compute=CPU, micro_batch=4, go_on=lambda windows: False) is None
+
+
+def loss_at(model: Model, row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The losses of a window's targets, of all logits at once."""
+    ids = torch.from_numpy(row[None].astype(np.int64))
+    with torch.no_grad():
+        return torch.nn.functional.cross_entropy(model(ids[:, :-1])[0], ids[0, 1:], reduction="none").numpy()
 
 
 def test_a_held_out_loss_that_is_not_finite_is_a_row_without_it_and_a_reason(run: TrainerRun) -> None:

@@ -37,6 +37,7 @@ MODEL: dict[str, Any] = {
     "tie_embeddings": False,
 }
 PLAIN = {"rope_theta": 10_000.0, "rope_type": "default"}
+YARN = {"factor": 4.0, "original_seq_len": 16, "beta_fast": 32.0, "beta_slow": 1.0}
 
 
 def shape_of(**changes: Any) -> Shape:
@@ -74,6 +75,8 @@ def told(directory: Path, shape: Shape, **config: Any) -> list[str]:
         ({}, {"rope_theta": 500_000.0}, ["rope_theta is 500000.0"]),
         ({}, {"rope_parameters": {**PLAIN, "rope_theta": 5e5}}, ["rope_theta is 500000.0"]),
         ({}, {"rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_scaling is", "linear"]),
+        ({"rope": {"theta": 5e5}}, {}, ["rope_theta is 500000.0"]),
+        ({"rope": {"yarn": YARN}}, {}, ["rope_scaling is", "yarn"]),
         ({}, {"rope_parameters": {**PLAIN, "rope_type": "llama3"}}, ["rope_scaling is", "llama3"]),
         ({}, {"rope_parameters": {"full_attention": PLAIN}}, ["rope_scaling is", "full_attention"]),
         ({}, {"attention_bias": True, "mlp_bias": True}, ["attention_bias is true", "mlp_bias is true"]),

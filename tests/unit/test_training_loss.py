@@ -56,8 +56,8 @@ def test_loss_and_gradients_are_those_of_whole_logits(*, tied: bool) -> None:
         assert gradient.norm().item() == pytest.approx(expected_norm, rel=1e-6), name
         assert torch.allclose(gradient, expected_gradients[name], rtol=1e-4, atol=1e-5 * expected_norm), name
     with torch.inference_mode():
-        each = model.loss_by_window(WINDOWS)
-        assert each.shape == (3,) and float(each.sum()) * 32 == pytest.approx(expected, rel=1e-6)
+        each = model.loss_by_target(WINDOWS)
+        assert each.shape == (3, 32) and float(each.sum()) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_loss_in_bfloat16_is_summed_in_float32() -> None:
@@ -107,7 +107,7 @@ def test_no_tensor_is_as_large_as_the_logits_of_all_tokens(*, is_evaluation: boo
     model = make()
     with Largest() as largest, torch.inference_mode() if is_evaluation else nullcontext():
         if is_evaluation:
-            model.loss_by_window(WINDOWS)
+            model.loss_by_target(WINDOWS)
         else:
             model.loss_sum(WINDOWS).backward()
     assert largest.elements == CHUNK * 600

@@ -44,9 +44,9 @@ class Hungry(Model):
         self._pass(windows)
         return super().loss_sum(windows)
 
-    def loss_by_window(self, windows: torch.Tensor) -> torch.Tensor:
+    def loss_by_target(self, windows: torch.Tensor) -> torch.Tensor:
         self._pass(windows)
-        return super().loss_by_window(windows)
+        return super().loss_by_target(windows)
 
     def _pass(self, windows: torch.Tensor) -> None:
         self.passes += 1

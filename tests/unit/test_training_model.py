@@ -91,7 +91,7 @@ def test_an_untrained_model_is_as_unsure_as_a_guess() -> None:
     windows = torch.randint(0, 50, (8, 21), generator=torch.Generator().manual_seed(7))
     assert model.loss_sum(windows).item() / (8 * 20) == pytest.approx(math.log(50), abs=0.05)
     assert torch.allclose(
-        model.loss_by_window(windows).mean(), model.loss_sum(windows).float() / (8 * 20), atol=1e-5
+        model.loss_by_target(windows).mean(), model.loss_sum(windows).float() / (8 * 20), atol=1e-5
     )
 
 

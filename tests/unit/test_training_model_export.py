@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,12 @@ from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.store.checksums import write_checksums
 from stoker.store.direct import hash_file
 from stoker.store.errors import DataError, StorageError, UsageError
+from stoker.training.model.transformer import Model
 from support.model_checkpoints import checkpoint_of
 
 TEXT = "the quick brown fox"
+# Of 64 positions; one pair of four stays, one is half interpolated.
+YARN = {"factor": 4.0, "original_seq_len": 16, "beta_fast": 0.25, "beta_slow": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +47,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, "LlamaForCausalLM"),
         ({"kv_heads": 2, "tie_embeddings": False}, "LlamaForCausalLM"),
         ({"kv_heads": 1, "qk_norm": True, "document_mask": True}, "Qwen3ForCausalLM"),
+        ({"rope": {"theta": 50_000.0}}, "LlamaForCausalLM"),
+        ({"rope": {"yarn": YARN}}, "LlamaForCausalLM"),
+        ({"rope": {"yarn": {**YARN, "attention_factor": 1.4}}, "qk_norm": True}, "Qwen3ForCausalLM"),
     ],
 )
 def test_transformers_computes_the_same_logits_and_text(
@@ -71,6 +78,16 @@ def test_transformers_computes_the_same_logits_and_text(
     with torch.inference_mode():
         ours, found = model(ids), theirs(ids).logits
     assert ours.std() > 1 and torch.allclose(found, ours, atol=1e-4)
+    if "rope" in shape:
+        assert not torch.allclose(replace_rope(model)(ids), ours, atol=0.1)
+        for_4 = json.loads((out / "config.json").read_bytes())
+        del for_4["rope_parameters"]
+        told = for_4.get("rope_scaling", {}).get("attention_factor")
+        assert told == (model.shape.yarn or {}).get("attention_factor"), "no reader computes it by itself"
+        (tmp_path / "4").mkdir()
+        (tmp_path / "4" / "config.json").write_text(json.dumps(for_4))
+        config = transformers.AutoConfig.from_pretrained(tmp_path / "4")
+        assert config.rope_parameters == theirs.config.rope_parameters
     expected = TextModel(checkpoint).continue_text(TEXT, 12, Sampling(temperature=0))
     assert tokenizer.decode(text[0], skip_special_tokens=True).startswith(expected)
 
@@ -88,6 +105,13 @@ def test_transformers_computes_the_same_logits_and_text(
     write_checksums(out, {file.name: hash_file(file).sha256 for file in out.glob("*.*")})
     failed = CliRunner().invoke(generate, [*asked, "9"]).exception
     assert isinstance(failed, DataError) and "transformers cannot load" in str(failed)
+
+
+def replace_rope(model: Model) -> Model:
+    """The same parameters without the model's rope."""
+    plain = Model(replace(model.shape, rope=None))
+    plain.load_state_dict(model.state_dict())
+    return plain
 
 
 def test_large_models_are_split_and_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_an_evaluation_computes_each_block_once() -> None:
     model.recompute = True
     windows = torch.zeros((1, 9), dtype=torch.long)
     with torch.inference_mode():
-        model.loss_by_window(windows)
+        model.loss_by_target(windows)
     assert len(calls) == 1
     model.loss_sum(windows).backward()  # type: ignore[no-untyped-call]
     assert len(calls) == 2  # a third begins, and ends at the last tensor that is needed

@@ -13,6 +13,7 @@ from stoker.corpus.schedule.parallelism import SHORT_S, Measure, Number, builder
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.machine import PressureGauge
 from stoker.plan.positions import linear
+from stoker.plan.residency import reaching
 from stoker.store.errors import DataError
 from stokerd.sharding.effects import Effect, event
 from stokerd.sharding.state import State
@@ -89,7 +90,10 @@ def _ahead_s(state: State) -> float:
     ahead = []
     for run in state.runs.holdings:
         if not run.finished and run.windows_per_s:
-            built = tokens / state.context.pipeline.train.seq_len
             with contextlib.suppress(DataError):  # the supervisor is just repairing the plan
-                ahead.append((built - linear(run.plan, run.low_water)) / run.windows_per_s)
+                place, length = linear(run.plan, run.low_water), state.context.pipeline.train.seq_len
+                read = [(one, place - run.plan.starts[one.n]) for one in run.plan.segments]
+                used = sum(min(max(0, windows), one.windows) * one.seq_len for one, windows in read)
+                length = next((one.seq_len for one in reaching(run.plan, run.low_water)), length)
+                ahead.append((tokens - used) / length / run.windows_per_s)
     return min(ahead, default=math.inf)

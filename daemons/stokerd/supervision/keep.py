@@ -29,8 +29,14 @@ def keep(run: Run) -> Iterator[Job]:
 
 
 def _prepare(run: Run) -> Iterator[Job]:
-    pin = run.planner.pin()
-    yield from _begin(run, pin) if run.store.record is None else _gather(run, pin)
+    pin, record = run.planner.pin(), run.store.record
+    if record is None:
+        yield from _begin(run, pin)
+        return
+    phase, job = run.pipeline.train.at(run.at.step), None
+    if pin is not None and record.lacks_heldout(phase.name, phase.seq_len):
+        job = run.data.need_heldout(pin, phase.seq_len, phase.name)
+    yield from _gather(run, pin) if job is None else _hold_out(run, pin, job)
 
 
 def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
@@ -49,14 +55,20 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
         data.gate = Gate("closed", f"proving {init_from}, whose parameters the run begins with")
         yield Job("origin", str(init_from))
         return
-    job, held = data.need_heldout(pin), begun_with.heldout
+    job, held = data.need_heldout(pin, run.pipeline.train.seq_len), begun_with.heldout
     if job is None or held is not None:
         run.store.begin(pin, held if held is not None and held.windows else None, begun_with.origin)
         run.planner.belongs_to(run.store.begun.identity.run_id)
         _note_tokens(run, pin.tokenizer.vocab_size)
         yield from _gather(run, pin)
         return
-    run.planner.note_wants(data.needed, data.needed)  # the run has no plan yet that would keep them on hot
+    yield from _hold_out(run, pin, job)
+
+
+def _hold_out(run: Run, pin: DatasetPin | None, job: Job) -> Iterator[Job]:
+    """Has held-out windows copied as soon as the sets with them are on hot and proven."""
+    data = run.data
+    run.planner.note_wants(data.needed, data.needed)  # no entry of the plan may keep them on hot
     run.accounts.keep(run.at)
     data.gate = first_closed(data.launchable(pin))
     if (proof := data.to_prove()) is not None:
@@ -78,9 +90,10 @@ def _note_tokens(run: Run, vocab_size: int) -> None:
 def _gather(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
     """Prepares the data that a launch reads, and sets the gate that is still closed."""
     step, position = run.at.step, run.at.position
-    run.accounts.reach = run.data.need(position, run.accounts.skips(), run.accounts.reach)
+    batch = run.pipeline.train.at(step).global_batch
+    run.accounts.reach = run.data.need(position, run.accounts.skips(), run.accounts.reach, batch)
     yield from _keep_planned(run, pin, step, position)
-    is_planned = run.accounts.windows_left(position) >= run.pipeline.train.global_batch
+    is_planned = run.accounts.windows_left(position) >= batch
     run.data.gate = first_closed(run.data.launchable(pin, is_planned=is_planned))
 
 
@@ -91,7 +104,8 @@ def _keep_planned(run: Run, pin: DatasetPin | None, step: int, position: Positio
     """
     if pin is not None:
         run.store.check_pin(pin)
-        if (proof := run.data.grow(pin, run.accounts.target(run.at, step, position))) is not None:
+        target, lengths = run.accounts.target(run.at, step, position), run.accounts.lengths(run.at)
+        if (proof := run.data.grow(pin, target, *lengths)) is not None:
             yield proof
     note_wants(run)
     run.accounts.keep(run.at)

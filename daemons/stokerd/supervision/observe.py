@@ -8,6 +8,7 @@ from stoker.checkpoints.mirror.layout import fallback
 from stoker.checkpoints.retention import counts
 from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.observation import Observation
+from stoker.supervise.run.launch_record import passes_a_phase
 from stoker.supervise.run.record import BY_TRAINER
 from stoker.supervise.state import Phase
 from stokerd.supervision import policies
@@ -17,7 +18,7 @@ from stokerd.supervision.run import Run
 
 def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Observation:
     """Returns the facts for `decide`; `end` is the end of the trainer, if it has ended."""
-    record = run.store.record
+    record, live = run.store.record, run.state.live
     seen = Observation(
         kind=run.kind,
         is_stopping=run.context.stopping,
@@ -29,6 +30,7 @@ def observe(run: Run, effects: Effects, end: GuardedEnd | None) -> Observation:
         held=record.held if record else "",
         is_halted=record is not None and record.halted is not None,
         is_forking=record is not None and record.fork is not None,
+        is_outdated=live is not None and passes_a_phase(live.launch, run.pipeline.train),
         newest=run.at.path.name,
         step=run.at.step,
         end=end,

@@ -52,7 +52,8 @@ def answer(run: Run, action: AnswerEnd) -> None:
     if run.kind.ends_run and action.kind == ExitClass.FINISHED:
         changes |= run.store.by_trainer()
     if response.micro_batch is not None:
-        changes |= {"micro_batch": response.micro_batch, "micro_batch_of": run.pipeline.train.micro_batch}
+        asked = run.pipeline.train.at(run.at.step).micro_batch
+        changes |= {"micro_batch": response.micro_batch, "micro_batch_of": asked}
     if response.fork is not None:
         changes["fork"] = fork_body(run, response.fork)
     if response.suspect:

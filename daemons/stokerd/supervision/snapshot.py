@@ -58,7 +58,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
     if run.counted.saves_refused:
         trouble = f"the newest save is not sealed: {run.counted.save_refused}; {REFUSED_REMEDY}"
     trains = view is not None and view.phase in STEPPING and not wait.what and not is_ending
-    windows_left = max(0, (accounts.last_step or 0) - (said["step"] or 0)) * train.global_batch
+    windows_left = train.windows(said["step"] or 0, accounts.last_step or 0)
     windows_per_s, why = accounts.headway.windows_per_s, run.planner.why
     return {
         **said,
@@ -76,6 +76,7 @@ def snapshot(run: Run, doing: str, *, is_ending: bool, copying: int | None = Non
         "waiting_for": wait.what or None,
         "waiting_since": wait.since or None,
         "steps": accounts.last_step,
+        "train_phase": train.at(live.launch.resume_step if live else run.at.step).name or None,
         "tokens_per_s": view.tokens_per_s if view and trains else None,
         "mfu": view.mfu if view and trains else None,
         "eta_s": windows_left / windows_per_s if windows_per_s and trains else None,

@@ -28,6 +28,7 @@ COMMANDS = {
     "describe": ("pipeline.describe", "Show one source, step, launch, daemon, event or alert."),
     "events": ("pipeline.events", "Show what happened, oldest first."),
     "runs": ("runs.runs", "Show the run's launches and where its time went."),
+    "schedule": ("pipeline.schedule", "Show phases, learning rate, batch and tokens of a run by step."),
     "evaluations": ("runs.evaluations", "Show what was measured of checkpoints, and what that promoted."),
     "report": ("report.command", "Write one HTML page about all of it."),
     "pause": ("runs.hold", "Stop training until it is resumed."),
@@ -78,7 +79,7 @@ COMMANDS = {
 }
 SECTIONS = {
     "Start": "init run watch",
-    "Look": "status top describe events runs evaluations report",
+    "Look": "status top describe events runs schedule evaluations report",
     "Steer": "pause resume reload rollback train",
     "Prove": "doctor rehearse audit verify replay evaluate",
     "Release": "bundle publish fetch-model serve",

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from stoker.config.document import KeyPath
 from stoker.config.origins import endpoint_fault, glob_fault, repo_fault, revision_fault, token_file_fault
+from stoker.config.phase_checks import Rule, phase_notes, phase_rules
 from stoker.config.places import overlaps, places
 from stoker.config.schema import Evict, Pipeline, Source
 from stoker.config.schema_train import External, Train
@@ -30,7 +31,6 @@ class Fault:
 # What an expression for a trainer's output may name besides the step.
 READ_VALUES = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_s")
 SEGMENT_SHARE = 3  # the trainer reads a segment, builders fill the next, a rollback may need the last
-Rule = tuple[object, str, str]  # true where the rule is broken, the dotted key, the error text
 
 
 def faults(pipeline: Pipeline, file_stem: str) -> list[Fault]:
@@ -95,6 +95,12 @@ def notes(pipeline: Pipeline, horizon: int | None = None) -> list[Fault]:
                 f"{warmup} is not below the run's {horizon} steps; the rate only ever rises",
             ),
             (too_long, "train.schedule.warmup_steps", too_long),
+            (
+                pipeline.train.ema and (pipeline.train.ema.from_step or 0) >= horizon,
+                "train.ema.from_step",
+                f"is not below the run's {horizon} steps: there is never an average; lower it",
+            ),
+            *phase_notes(pipeline.train),
         ]
     )
 
@@ -158,7 +164,8 @@ def vocabulary(pipeline: Pipeline) -> int:
 
 
 def _broken(rules: Iterable[Rule]) -> list[Fault]:
-    return [Fault(tuple(key.split(".")), text) for is_wrong, key, text in rules if is_wrong]
+    keys = ((key.split("."), text) for is_wrong, key, text in rules if is_wrong)
+    return [Fault(tuple(int(one) if one.isdigit() else one for one in key), text) for key, text in keys]
 
 
 def _places(pipeline: Pipeline) -> Iterator[Rule]:
@@ -239,6 +246,7 @@ def _training(pipeline: Pipeline) -> Iterator[Rule]:
     odd = f"{micro} does not divide global_batch {train.global_batch}; choose one of its divisors"
     yield isinstance(micro, int) and train.global_batch % micro, "train.micro_batch", odd
     yield from _schedule(train)
+    yield from phase_rules(train)
     yield from _external(pipeline)
     for key in ("on_checkpoint", "on_promoted"):
         yield getattr(train, key) is not None and not _words(train, key), f"train.{key}", NO_WORDS

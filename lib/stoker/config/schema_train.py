@@ -228,8 +228,19 @@ class Train(Section):
             if (steps := min(end, last) - max(one.start, first)) > 0:
                 yield one, steps
 
+    @property
+    def milestones(self) -> frozenset[int]:
+        """The steps whose checkpoints are always kept: the configured ones, and those where phases begin."""
+        return frozenset(self.checkpoint.milestones).union(one.start for one in self.settings[1:])
+
+    def windows(self, first: int, last: int) -> int:
+        """Returns the windows of the steps after `first` up to `last`."""
+        return sum(steps * one.global_batch for one, steps in self.spans(first, last))
+
+    def tokens_of(self, first: int, last: int) -> int:
+        """Returns the tokens of the steps after `first` up to `last`."""
+        return sum(steps * one.global_batch * one.seq_len for one, steps in self.spans(first, last))
+
     def tokens_per_parameter(self, vocab_size: int) -> float:
         """Returns the tokens of the whole run for each parameter."""
-        spans = self.spans(0, self.horizon)
-        tokens = sum(steps * one.seq_len * one.global_batch for one, steps in spans)
-        return tokens / self.model.parameters(vocab_size)
+        return self.tokens_of(0, self.horizon) / self.model.parameters(vocab_size)

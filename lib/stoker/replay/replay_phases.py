@@ -13,7 +13,7 @@ from typing import Any
 from stoker.plan.timelines import Timelines, ancestry
 from stoker.store.errors import ConfigError, DataError
 from stoker.supervise.run.launch_record import Launched, Makers
-from stoker.supervise.run.numerics_record import differences, is_known
+from stoker.supervise.run.numerics_record import OF_A_PHASE, differences, is_known
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,10 @@ def insist_on_equal_bits(
 ) -> None:
     """Raises ConfigError, with what can be done, unless all phases have the same numerics, known and exact.
 
-    `sealed` names the checkpoint to compare with, which was `made_with` these.
+    A phase of the run begins with its own micro-batch and recomputation. `sealed` names the checkpoint to
+    compare with, which was `made_with` these.
     """
-    first = parts[0].settings.get("numerics") or {}
+    first, phase = parts[0].settings.get("numerics") or {}, parts[0].settings.get("phase", "")
     if not is_known(first):
         raise ConfigError(
             f"no replay can repeat steps 1 to {parts[0].last}: their numerics are not on record. The Stoker "
@@ -68,6 +69,8 @@ def insist_on_equal_bits(
         )
     for part in parts:
         now, last = part.settings.get("numerics") or {}, part.first - 1
+        if (name := part.settings.get("phase", "")) != phase:
+            phase, first = name, {**first, **{key: now[key] for key in OF_A_PHASE if key in now}}
         changes = differences(first, now) if is_known(now) else ["to unknown ones"]
         if changes:
             raise ConfigError(
@@ -79,7 +82,8 @@ def insist_on_equal_bits(
                 f"no replay can repeat steps {part.first} to {part.last}: they were trained on "
                 f"{now['device']} with train.deterministic: false"
             )
-    if made_with is not None and (changes := differences(first, made_with)):
+    made = [part for part in parts if part.first <= int(sealed.rpartition("-")[2] or 0)]
+    if made_with is not None and (changes := differences(made[-1].settings["numerics"], made_with)):
         raise ConfigError(
             f"no replay can repeat {sealed}: it was made with other numerics than the log of launches has "
             f"({'; '.join(changes)}), because the supervisor ended before it received the change; name the "

@@ -31,6 +31,7 @@ from stoker.store.record import read_record, write_record
 from stoker.supervise.run.launch_record import read_launches
 from stoker.supervise.run.numerics_record import of_checkpoint
 from stoker.supervise.run.origin import Origin, prove_origin
+from stoker.supervise.run.record import parse_record
 
 COMPARED = ("step", "timeline", "tokens", "position", "files")  # of a checkpoint.json
 
@@ -184,8 +185,8 @@ def _begin(
         prove_origin(Origin(**base["origin"]), deep=False)
     write_record(site.base, base)
     shutil.copyfile(base["tokenizer_file"], site.tokenizer)
-    if base["heldout"] is not None:
-        shutil.copyfile(recorded.heldout, site.run.heldout)
+    for file in parse_record(base["run_record"]).held_files(recorded) if base["heldout"] else ():
+        shutil.copyfile(file, site.run.root / file.name)
     fields = {
         "v": 1,
         "state": "running",

@@ -22,7 +22,8 @@ from stoker.store.record import new_id, read_record, write_record
 from stoker.supervise.health.exits import GuardedEnd, classify
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.trainer_protocol import TrainerView, heard, parse
-from stoker.supervise.run.launch_record import TRAINER, Launch, trainer_environment
+from stoker.supervise.run.launch_record import LEFT_OUT, TRAINER, Launch, trainer_environment
+from stoker.supervise.run.record import parse_record
 
 KEPT = 2  # the replay's newest checkpoints
 SEAL_EVERY_S = 600.0  # upper limit of the work that a stopped replay loses
@@ -141,9 +142,13 @@ class Trial:
 
     def body(self, launch: Launch, phase: Phase) -> dict[str, Any]:
         """Returns launch.json: the recorded run's, with the phase's settings and the replay's paths."""
-        held = self.base["heldout"]
+        held, later = self.base["heldout"], {}
+        if held is not None:
+            record, held = parse_record(self.base["run_record"]), {**held, "file": str(self.site.run.heldout)}
+            later = record.heldouts_upto(phase.settings["seq_len"], self.site.run)
         return {
             **self.base,
+            **dict.fromkeys(LEFT_OUT),
             **phase.settings,
             "launch": launch.launch,
             "timeline": phase.timeline,
@@ -154,7 +159,9 @@ class Trial:
             "cache": str(self.site.run.root / "cache"),
             "shards_root": str(self.site.shards),
             "tokenizer_file": str(self.site.tokenizer),
-            "heldout": None if held is None else {**held, "file": str(self.site.run.heldout)},
+            "heldout": held,
+            "heldouts": (),
+            **later,
         }
 
     def prune(self) -> None:

@@ -220,7 +220,7 @@ def _training(run: RunState, seen: Observation, policy: Supervise, now: float) -
     if (asked_at := trainer.stop_asked_at) is not None:
         is_stuck = now - asked_at > max(policy.stop_time, trainer.stop_time_s) + GUARD_MARGIN_S
         return (do.StopTrainer(kill_guard=True),) if is_stuck else (do.Wait(""),)
-    if seen.is_stopping or seen.held or seen.is_forking or run.rollbacks:
+    if seen.is_stopping or seen.held or seen.is_forking or seen.is_outdated or run.rollbacks:
         return (do.StopTrainer(),)
     return health(trainer, policy, now) or ((do.KeepBooks(),) if now >= run.keep_at else (do.Wait(""),))
 

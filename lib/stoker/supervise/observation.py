@@ -41,6 +41,7 @@ class Observation:
     held: str = ""  # why no launch may be made: the run is halted or paused
     is_halted: bool = False
     is_forking: bool = False  # the policy decided on a rollback that is not made yet
+    is_outdated: bool = False  # the launch would go past the start of a phase that it does not know
 
     left: do.Leftovers | None = None
 

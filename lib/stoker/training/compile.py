@@ -21,9 +21,14 @@ MOST_GRAPHS = 64
 
 
 def compile_blocks(
-    model: Model, launch: Launch, numerics: Numerics, compute: Compute, *, heldout: Sequence[int] | None
+    model: Model,
+    launch: Launch,
+    numerics: Numerics,
+    compute: Compute,
+    *,
+    heldouts: Sequence[Sequence[int]],
 ) -> CompileCache:
-    """Compiles the blocks, which share their code, for steps and for held-out windows of a shape (N, T + 1).
+    """Compiles the blocks, which share their code, for steps and for held-out windows of shapes (N, T + 1).
 
     Returns the cache, sealed. Another size that comes up later, in an entry of another seq_len, is compiled
     at its first call.
@@ -44,7 +49,7 @@ def compile_blocks(
     for block in model.blocks:
         block.compile(dynamic=False)
     try:
-        _warm_up(model, launch, numerics, compute, heldout)
+        _warm_up(model, launch, numerics, compute, heldouts)
     except Exception as problem:
         if not is_out_of_memory(problem):
             raise  # else a step will find out, too, and halve the micro-batch
@@ -54,18 +59,17 @@ def compile_blocks(
 
 
 def _warm_up(
-    model: Model, launch: Launch, numerics: Numerics, compute: Compute, heldout: Sequence[int] | None
+    model: Model, launch: Launch, numerics: Numerics, compute: Compute, heldouts: Sequence[Sequence[int]]
 ) -> None:
     """Makes a pass of each size that training will meet; leaves gradients behind."""
     for windows in _sizes(launch.global_batch, numerics.micro_batch):
         with compute.autocast():
             loss = model.loss_sum(made_up_windows(model, windows, launch.seq_len + 1))
         loss.backward()  # type: ignore[no-untyped-call]
-    if heldout is not None:
-        count, length = heldout
+    for count, length in heldouts:
         for windows in _sizes(count, windows_a_pass(numerics.micro_batch, launch.seq_len, length - 1)):
             with torch.inference_mode(), compute.autocast():
-                model.loss_by_window(made_up_windows(model, windows, length))
+                model.loss_by_target(made_up_windows(model, windows, length))
 
 
 def _sizes(windows: int, micro_batch: int) -> set[int]:

@@ -1,9 +1,9 @@
-"""Computes the held-out loss over all windows of heldout.bin, which are never trained on."""
+"""Computes the held-out loss over all windows of a held-out file, which are never trained on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,20 @@ from stoker.training.model.transformer import Model
 from stoker.training.steps.device import Compute
 from stoker.training.steps.memory import while_it_fits
 
+QUARTERS = 4
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean cross-entropy over the held-out windows and its standard error, in nats per token."""
+    """The mean cross-entropy over the held-out windows and its standard error, in nats per token.
+
+    `quarters` are the means over each quarter of the positions: a context that was extended badly shows in
+    the last.
+    """
 
     loss: float
     stderr: float
+    quarters: tuple[float, ...]
 
 
 def open_heldout(held: Heldout, dtype: str) -> npt.NDArray[Any]:
@@ -69,14 +76,30 @@ def evaluate(
         micro_batch = count  # a half that fits is kept
         tokens = torch.from_numpy(heldout[first : first + count].astype(np.int64))
         with compute.autocast():
-            return model.loss_by_window(tokens.to(compute.device))
+            each = model.loss_by_target(tokens.to(compute.device))
+        return torch.stack([part.mean(dim=1) for part in (each, *each.tensor_split(QUARTERS, dim=1))])
 
     with torch.inference_mode():
         while first < len(heldout):
             if not go_on(first):
                 return None
             losses.append(while_it_fits(losses_of, micro_batch))
-            first += len(losses[-1])
-    each = torch.cat(losses).double().cpu()
+            first += losses[-1].shape[1]
+    each, *quarters = torch.cat(losses, dim=1).double().cpu()
     stderr = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-    return Evaluation(float(each.mean()), stderr)
+    return Evaluation(float(each.mean()), stderr, tuple(float(quarter.mean()) for quarter in quarters))
+
+
+def of_later(names: Iterable[str], found: Iterable[Evaluation]) -> dict[str, Any]:
+    """Returns what a row of metrics has of the later held-out files; {} where there are none."""
+    by_name = dict(zip(names, found, strict=True))
+    if not by_name:
+        return {}
+    return {
+        "val_losses": {name: _finite(one.loss) for name, one in by_name.items()},
+        "val_quarters": {name: [*map(_finite, one.quarters)] for name, one in by_name.items()},
+    }
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None  # JSON has no such number

@@ -19,6 +19,7 @@ class Heldout:
     sha256: str  # which the file must have
     windows: int  # of seq_len + 1 tokens each
     seq_len: int
+    name: str = ""  # that of the phase which a later file begins with
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class Launch:
     is_replay: bool  # it uses exactly these numerics, or fails
     eot: int  # the end-of-text token; it begins each document
     model: Mapping[str, Any]
+    rope: Mapping[str, Any] | None  # of this phase; None: as `model` has it
+    phase: str | None  # "": before the first one; None: the run has no phases
     optimizer: Mapping[str, Any]
     schedule: Mapping[str, Any]
+    ema: Mapping[str, Any] | None  # decay, every, from_step of the averaged weights
     evaluate_every: int | None
     patience: int | None  # evaluations without a gain that end the run
     checkpoint_every_s: float | None
@@ -63,6 +67,7 @@ class Launch:
     vocab_size: int
     dtype: str
     heldout: Heldout | None
+    heldouts: tuple[Heldout, ...]  # later ones, of longer windows
     run_record: Mapping[str, Any]
 
 
@@ -109,6 +114,9 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         "resume_from": Path(resume) if resume else None,
         "origin": Origin(**record["origin"]) if record.get("origin") else None,
         "until": record.get("until"),
+        "ema": record.get("ema"),
+        "rope": record.get("rope"),
+        "phase": record.get("phase"),
         "evaluate_every": evaluate.get("every_steps"),
         "patience": evaluate.get("patience"),
         "checkpoint_every_s": checkpoint["every_s"],
@@ -118,7 +126,12 @@ def _parse(record: Mapping[str, Any], layout: RunLayout, environ: Mapping[str, s
         "shards_root": Path(record["shards_root"]),
         "tokenizer_file": Path(record["tokenizer_file"]),
         # Without windows the validation data is shorter than one.
-        "heldout": Heldout(**{**held, "file": Path(held["file"])}) if held and held["windows"] else None,
+        "heldout": _heldout(held) if held and held["windows"] else None,
+        "heldouts": tuple(map(_heldout, record.get("heldouts", ()))),
     }
     as_written = {field.name for field in fields(Launch)} - parsed.keys()
     return Launch(**parsed, **{name: record[name] for name in as_written})
+
+
+def _heldout(held: Mapping[str, Any]) -> Heldout:
+    return Heldout(**{**held, "file": Path(held["file"])})

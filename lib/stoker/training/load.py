@@ -13,6 +13,7 @@ from stoker.store.log import GENESIS
 from stoker.supervise.run.metrics_log import MetricsLog
 from stoker.training import state
 from stoker.training.data.batches import Batches
+from stoker.training.ema import Average
 from stoker.training.evaluate import open_heldout
 from stoker.training.launch import Launch
 from stoker.training.loop import Training
@@ -54,6 +55,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
     optimizer = _optimizer(launch, numerics, model)
     if saved is not None:
         state.restore(saved, model, optimizer)
+    average = Average(model, saved, launch.ema) if launch.ema else None
     training = Training(
         launch,
         _with_a_micro_batch_that_fits(launch, numerics, model, compute),
@@ -63,6 +65,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         progress,
         batches,
         heldout=open_heldout(launch.heldout, launch.dtype) if launch.heldout else None,
+        heldouts={one.name: open_heldout(one, launch.dtype) for one in launch.heldouts},
         metrics=MetricsLog(
             launch.layout.metrics,
             history=ancestry(timelines, launch.timeline),
@@ -71,6 +74,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         protocol=protocol,
         stop=stop,
         sealer=sealer,
+        average=average,
     )
     training.compile()
     return training
@@ -95,9 +99,14 @@ def _batches(launch: Launch, timelines: Timelines, progress: Progress, saved: Sa
 
 def _model(launch: Launch, numerics: Numerics, batches: Batches) -> Model:
     """Returns the model with its options, its parameters not yet set."""
+    context = max(launch.seq_len, launch.heldout.seq_len if launch.heldout else 0)
     # Rotary tables for every length: of planned entries, of future entries, of the held-out windows.
-    longest = max(launch.seq_len, batches.longest, launch.heldout.seq_len if launch.heldout else 0)
-    model = Model(Shape.parse(launch.model, vocab_size=launch.vocab_size, seq_len=longest))
+    longest = max(context, batches.longest)
+    # A plan may have windows of the phases before and after this one. In a run without phases other lengths
+    # are of a change by hand; its models have always had the longest.
+    seq_len = longest if launch.phase is None else context
+    described = {**launch.model, "rope": launch.rope}
+    model = Model(Shape.parse(described, vocab_size=launch.vocab_size, seq_len=seq_len), longest)
     model.loss_chunk = numerics.loss_chunk
     model.recompute = numerics.recompute == "blocks"
     if model.shape.document_mask:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,8 @@ from stoker.training.compile_cache import CompileCache
 from stoker.training.copying import TensorCopier
 from stoker.training.data.batches import Batches
 from stoker.training.data.prefetch import Prefetcher, Prepared
-from stoker.training.evaluate import evaluate
+from stoker.training.ema import Average
+from stoker.training.evaluate import Evaluation, evaluate, of_later
 from stoker.training.launch import Launch
 from stoker.training.model.transformer import Model
 from stoker.training.numerics import Numerics
@@ -72,10 +73,12 @@ class Training:
     progress: Progress
     batches: Batches
     heldout: npt.NDArray[Any] | None
+    heldouts: Mapping[str, npt.NDArray[Any]]  # later ones, of longer windows, by name
     metrics: MetricsLog
     protocol: Protocol
     stop: Stop
     sealer: Sealer
+    average: Average | None = None
     cache: CompileCache | None = None
 
     def __post_init__(self) -> None:
@@ -113,8 +116,11 @@ class Training:
         if self.numerics.compile == "none":
             return
         self._say("compile")
-        held = None if self.heldout is None else self.heldout.shape
-        self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldout=held)
+        held = [one.shape for one in (self.heldout, *self.heldouts.values()) if one is not None]
+        self.cache = compile_blocks(self.model, self.launch, self.numerics, self.compute, heldouts=held)
+        if self.average is not None:
+            for block in self.average.model.blocks:  # they share the code, too
+                block.compile(dynamic=False)
 
     def run(self) -> str:
         """Trains, seals a checkpoint at the end, and returns why training ended.
@@ -151,7 +157,8 @@ class Training:
             if self._underway is not None:  # its result is looked at when the next one is under way
                 continue
             if self.progress.step == self._first:  # it has shown what memory training takes
-                self.saver.prepare(*self._contents())
+                # For its memory is taken once: with the average, which may begin later.
+                self.saver.prepare(*self._contents(averaged_at=self.launch.steps))
             self._evaluate_if_due()
             if self.progress.step < self.launch.steps:  # the last step is sealed with its evaluation
                 self._checkpoint_if_due()
@@ -227,7 +234,8 @@ class Training:
     def _is_followed(self, step: int) -> bool:
         """Whether something comes between a step and the next, and needs the state that it leaves."""
         is_told_apart = step in (self._first, self.schedule.decay_begins)
-        return is_told_apart or self._evaluates_at(step) or self.saver.is_due(step)
+        is_averaged = self.average is not None and self.average.is_changed_by(step)
+        return is_told_apart or is_averaged or self._evaluates_at(step) or self.saver.is_due(step)
 
     def _finish_step(self) -> None:
         """Waits for the result of the step under way, if there is one: only then is the step made.
@@ -248,6 +256,8 @@ class Training:
                 **self.progress.words()
                 | {"step": made.step, "loss": result.loss, "grad_norm": result.grad_norm},
             )
+        if self.average is not None:
+            self.average.update(made.step, self.model)
         self._record_step(made, result)
 
     def _record_step(self, made: Underway, result: StepResult) -> None:
@@ -296,19 +306,20 @@ class Training:
         if self.heldout is None or self.metrics.evaluated(step):
             return True
         self._say("eval")
-        found = evaluate(
-            self.model,
-            self.heldout,
-            compute=self.compute,
-            micro_batch=windows_a_pass(
-                self.numerics.micro_batch, self.launch.seq_len, self.heldout.shape[1] - 1
-            ),
-            go_on=self._still_evaluating,
-        )
-        if found is not None:
-            self.metrics.append(
-                {"step": step, "val_loss": found.loss, "val_stderr": found.stderr, "time": utc_now()}
-            )
+        passes = [(self.model, windows) for windows in (self.heldout, *self.heldouts.values())]
+        if self.average is not None and self.average.has_begun(step):
+            passes.append((self.average.model, self.heldout))
+        made, done = list[Evaluation | None](), 0
+        for model, windows in passes:
+            made.append(self._evaluated(model, windows, done))
+            done += len(windows)
+        whole = [one for one in made if one is not None]
+        if is_whole := len(whole) == len(made):  # one row has all, so that a resumed run repeats all
+            found, *others = whole
+            row = {"step": step, "val_loss": found.loss, "val_stderr": found.stderr}
+            if len(others) > len(self.heldouts):
+                row["ema_val_loss"] = others.pop().loss
+            self.metrics.append({**row, **of_later(self.heldouts, others), "time": utc_now()})
             if not math.isfinite(found.loss):
                 raise NonFinite(
                     f"the held-out loss at step {step} is {found.loss}: the model is useless and "
@@ -317,7 +328,18 @@ class Training:
                 )
             self.progress = replace(self.progress, val_loss=found.loss)
         self._say("train")
-        return found is not None
+        return is_whole
+
+    def _evaluated(self, model: Model, windows: npt.NDArray[Any], done: int) -> Evaluation | None:
+        """Evaluates a model over windows; `done` others were before them. Returns None at a stop."""
+        length = windows.shape[1] - 1
+        return evaluate(
+            model,
+            windows,
+            compute=self.compute,
+            micro_batch=windows_a_pass(self.numerics.micro_batch, self.launch.seq_len, length),
+            go_on=lambda count: self._still_evaluating(done + count),
+        )
 
     def _still_evaluating(self, windows: int) -> bool:
         self.protocol.tell(done=windows, **self.progress.words())
@@ -360,12 +382,15 @@ class Training:
         yield
         self._say(before)
 
-    def _contents(self) -> tuple[list[File], dict[str, Any]]:
+    def _contents(self, averaged_at: int | None = None) -> tuple[list[File], dict[str, Any]]:
+        """Returns a checkpoint's files and body; its average is as at another step, if one is named."""
+        step = self.progress.step if averaged_at is None else averaged_at
         return contents(
             self.launch,
             self.progress,
             self.model,
             self.optimizer,
+            average={} if self.average is None else self.average.tensors(step),
             numerics=self.numerics,
             plan_head=self.batches.plan.head,
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stoker.checkpoints.handover import File
 from stoker.checkpoints.seal import tensor_files
@@ -29,6 +31,7 @@ def contents(
     model: Model,
     optimizer: AdamW,
     *,
+    average: Mapping[str, Tensor] | None = None,
     numerics: Numerics,
     plan_head: str,
 ) -> tuple[list[File], dict[str, Any]]:
@@ -64,6 +67,7 @@ def contents(
     files: list[File] = [
         *tensor_files("model", named(model_tensors(model))),
         *tensor_files("optimizer", named(optimizer.tensors())),
+        *(tensor_files("ema", named(average)) if average else ()),
         ("trainer.json", [canonical_json(trainer)]),
         ("model.json", [canonical_json({"v": 1, **model.shape.body()})]),
         ("tokenizer.json", [launch.tokenizer_file.read_bytes()]),

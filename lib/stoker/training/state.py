@@ -88,8 +88,8 @@ def read_checkpoint(directory: Path, launch: Launch) -> SavedState:
     """Returns a checkpoint; raises ConfigError, with both values, where it does not fit the launch."""
     body = read_json(directory / "checkpoint.json")
     shape = read_json(directory / "model.json")
-    # Both leave out a key that is off.
-    names = sorted((shape.keys() | launch.model.keys()) - {"v", "vocab_size", "seq_len"})
+    # Both leave out a key that is off. The step of a launch decides `rope`, as it does seq_len.
+    names = sorted((shape.keys() | launch.model.keys()) - {"v", "vocab_size", "seq_len", "rope"})
     tokenizer = hashlib.sha256(launch.tokenizer_file.read_bytes()).hexdigest()
     compared = {
         "run id": (body["run_id"], launch.run_id),
@@ -142,9 +142,12 @@ def _load_transformers(directory: Path, model: Model) -> None:
         targets[rows.name][rows.start : rows.stop].copy_(files[name].get_tensor(name))
 
 
-def load_parameters(saved: SavedState, model: nn.Module) -> None:
-    """Copies a checkpoint's parameters into the model; raises DataError for other names or shapes."""
-    _copy_all(saved, "model-", model_tensors(model))
+def load_parameters(saved: SavedState, model: nn.Module, stem: str = "model") -> None:
+    """Copies a checkpoint's parameters into the model; raises DataError for other names or shapes.
+
+    `stem` begins the names of their files: "ema" for the averaged ones.
+    """
+    _copy_all(saved, f"{stem}-", model_tensors(model))
 
 
 def load_tensors(saved: SavedState, prefix: str) -> dict[str, Tensor]:

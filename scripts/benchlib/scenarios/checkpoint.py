@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchlib.checkpoint_run import SHAPE
-from benchlib.runner import Measures, Scenario, Series
+from benchlib.runner import Bar, Measures, Scenario, Series
 from stoker.training.model.transformer import Model
 
 INTERVAL_S = 60.0
 MOST_OF_DD = 1.5
 BYTES_A_PARAMETER = 12
+EMA_BYTES = 1.01 * 16 / 12  # of a save, x one without an average
 
 
 class CheckpointScenario(Scenario):
     """A save beside training with a core free: the stall, the slowed steps of a minute, the time to the seal.
 
-    It takes 3 GB of memory and of the disk of TMPDIR.
+    The same with an average of the weights. It takes 4 GB of memory and of the disk of TMPDIR.
     """
 
     name = "checkpoint"
@@ -37,12 +38,19 @@ class CheckpointScenario(Scenario):
         self.size = parameters * BYTES_A_PARAMETER
 
     def variants(self) -> Mapping[str, Callable[[Path], Measures]]:
-        return {"dd": self._dd, "sealer": self._train}
+        with_ema = {"with an average": lambda directory: self._train(directory, "ema")}
+        return {"dd": self._dd, "sealer": self._train, **with_ema}
 
     def judge(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[str]:
         ratio = series["sealer"]["sealed_s"].ratio
         if ratio is None or ratio > MOST_OF_DD:
             yield f"sealer: sealed in {ratio} x dd, at most {MOST_OF_DD}"
+
+    def bars(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[Bar]:
+        plain, averaged = (series[name] for name in ("sealer", "with an average"))
+        for measure, most in (("saved_bytes", 1.0), ("sealed_s", MOST_OF_DD)):
+            ratio = averaged[measure].median / plain[measure].median
+            yield Bar(f"with an average: {measure}, x without", ratio, most * EMA_BYTES)
 
     def _dd(self, directory: Path) -> Measures:
         target = directory / "dd"
@@ -58,10 +66,10 @@ class CheckpointScenario(Scenario):
             self.source.unlink()
             target.unlink(missing_ok=True)
 
-    def _train(self, directory: Path) -> Measures:
+    def _train(self, directory: Path, *arguments: str) -> Measures:
         place = directory / "checkpoints"
         place.mkdir()
-        command = [sys.executable, "-m", "benchlib.checkpoint_run", str(place)]
+        command = [sys.executable, "-m", "benchlib.checkpoint_run", str(place), *arguments]
         try:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
         finally:

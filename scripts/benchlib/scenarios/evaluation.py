@@ -61,7 +61,38 @@ from stoker.evaluation.worker import main
 main(json.loads(sys.argv[1]), lambda *_, **__: None)
 print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 """
-LEAST_SPEED, MOST_BEYOND_MB = 0.8, 700
+# Steps of training with one thread, a core free; beside them, one evaluation after the other.
+STEPS = """
+import sys, time, torch
+torch.set_num_threads(1)
+from benchlib.scenarios.evaluation import SHAPE
+from stoker.training.model.transformer import Model, initialize
+model = Model(SHAPE)
+initialize(model, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+windows = torch.randint(0, 8192, (8, 257))
+def step():
+    model.loss_sum(windows).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+step()
+began, steps = time.monotonic(), 0
+while time.monotonic() - began < float(sys.argv[1]):
+    step()
+    steps += 1
+print(steps / (time.monotonic() - began))
+"""
+EVALUATING = """
+import json, sys
+from stoker.evaluation.worker import main
+def report(*_, doing="", **__):
+    if doing == "evaluate":
+        print(doing, flush=True)
+while True:
+    main(json.loads(sys.argv[1]), report)
+"""
+STEPS_S = 20
+LEAST_SPEED, MOST_BEYOND_MB, LEAST_BESIDE = 0.8, 700, 0.97
 
 
 class EvaluationScenario(Scenario):
@@ -89,6 +120,8 @@ class EvaluationScenario(Scenario):
             "forward loop": lambda home: {"cpu_s": _last(BARE, str(home / "model"), self._suite)},
             "harness": lambda home: {"cpu_s": _last(HARNESS, str(home / "model"), self._suite)},
             "worker": self._worker,
+            "steps": lambda _: {"steps_per_s": _last(STEPS, str(STEPS_S))},
+            "steps beside": self._beside,
         }
 
     def bars(self, series: Mapping[str, Mapping[str, Series]]) -> Iterator[Bar]:
@@ -96,15 +129,35 @@ class EvaluationScenario(Scenario):
         yield Bar("tokens a CPU second beside the loop's", 1 / ratio, LEAST_SPEED, least=True)
         beyond = series["worker"]["rss_bytes"].median - 2 * self._weights
         yield Bar("MB beyond twice the weights", beyond / 1e6, MOST_BEYOND_MB)
+        beside = series["steps beside"]["steps_per_s"].median / series["steps"]["steps_per_s"].median
+        yield Bar("steps beside an evaluation, x those alone", beside, LEAST_BESIDE, least=True)
 
     def _worker(self, home: Path) -> Measures:
+        return {"rss_bytes": 1024 * _last(WORKER, self._task(home))}
+
+    def _beside(self, home: Path) -> Measures:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", EVALUATING, self._task(home)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert worker.stdout is not None
+            if not worker.stdout.readline():
+                raise RuntimeError("the evaluation ended")
+            return {"steps_per_s": _last(STEPS, str(STEPS_S))}
+        finally:
+            worker.kill()
+            worker.communicate()
+
+    def _task(self, home: Path) -> str:
         task = {
             **{"checkpoint": str(self._checkpoint), "digest": hash_file(self._checkpoint / BODY).sha256},
             **{"suite": self._suite, "scratch": str(home), "samples": str(home / "samples")},
             **{"samples_bytes": 1 << 26, "device": "cpu", "batch": 8, "threads": 1},
             **{"margins": {}, "baseline": None},
         }
-        return {"rss_bytes": 1024 * _last(WORKER, json.dumps(task))}
+        return json.dumps(task)
 
 
 def _last(code: str, *words: str) -> float:

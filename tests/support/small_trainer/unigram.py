@@ -297,7 +297,7 @@ class Training:
 
 def numerics(launch: Launch) -> dict[str, Any]:
     """The run's own kernel on this machine, whose card a test may change."""
-    kept = dict(launch.numerics or {"micro_batch": launch.global_batch, "micro_batch_asked": None})
+    kept = {"micro_batch": launch.global_batch, "micro_batch_asked": None, **(launch.numerics or {})}
     if launch.micro_batch not in (None, kept.get("micro_batch_asked")) and not launch.is_replay:
         kept |= {"micro_batch": launch.micro_batch, "micro_batch_asked": launch.micro_batch}
     card = os.environ.get("STOKER_TEST_CARD")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from itertools import pairwise
 from typing import Any
 
 from stoker.checkpoints.format import PLAN_COPY, TIMELINES_COPY
@@ -11,8 +12,9 @@ from stoker.checkpoints.retention import History
 from stoker.kit.context import DaemonContext
 from stoker.observe.ledger import Claim, write_claims
 from stoker.plan.consumption import Holdings, consumed_body
+from stoker.plan.growth import Cut
 from stoker.plan.log import read_plan
-from stoker.plan.positions import Position, Skip, left_after, linear
+from stoker.plan.positions import START, Position, Skip, left_after, linear
 from stoker.plan.residency import ahead_windows
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_timelines, skips
 from stoker.store.errors import DataError, StorageError
@@ -131,7 +133,7 @@ class Accounts:
         if not self.kind.follows_plan:
             is_done = self.config.steps is not None and at.step >= self.config.steps
             return self.store.ended_by_trainer or ("steps" if is_done else None)
-        steps, batch = self.steps(at), self.config.global_batch
+        steps, batch = self.steps(at), self.config.at(at.step).global_batch
         plan, skipped, patience = self.planner.plan, self.skips(), self.config.evaluate.patience
         why = finished_at(at.step, at.position, plan, steps=steps, global_batch=batch, skips=skipped)
         return why or ("early_stop" if patience and self.standstill(at).ends(patience) else None)
@@ -169,19 +171,38 @@ class Accounts:
         return left_after(self.planner.plan, position, self.skips())
 
     def until(self, at: Checkpoint) -> int | None:
-        """Returns the last step of a launch: at `reach`, --until or an evaluation; None: that of the run."""
-        stops = [self.asked_until, next_stop(self.evaluations, at.step, self.config.checkpoint.milestones)]
+        """Returns the last step of a launch: at `reach`, --until, an evaluation or the next phase.
+
+        None: that of the run.
+        """
+        stops = [self.asked_until, next_stop(self.evaluations, at.step, self.config.milestones)]
+        stops += [phase.start for phase in self.config.settings if phase.start > at.step]
         if self.reach is not None:
             windows = self.windows_left(at.position) - self.windows_left(self.reach)
-            stops.append(at.step + windows // self.config.global_batch)
+            stops.append(at.step + windows // self.config.at(at.step).global_batch)
         return min((stop for stop in stops if stop is not None), default=None)
 
     def target(self, at: Checkpoint, step: int, position: Position) -> int:
         """Returns how many windows the plan must have, for a trainer at this step and position."""
-        batch = self.config.global_batch
+        batch = self.config.at(step).global_batch
         reached = self.planner.plan.windows - self.windows_left(position)
         lead = ahead_windows(global_batch=batch, windows_per_s=self.pace.windows_per_s, lead_s=LEAD_S)
-        return reached + min(max(0, self.steps(at) - step) * batch, lead)
+        return reached + min(self.config.windows(step, self.steps(at)), lead)
+
+    def lengths(self, at: Checkpoint) -> tuple[int, tuple[Cut, ...]]:
+        """Returns the seq_len of entries planned from a checkpoint on, and where later phases cut them."""
+        reached = self.planner.plan.windows - self.windows_left(at.position)
+        cuts = (
+            Cut(reached + self.config.windows(at.step, after.start), after.seq_len)
+            for before, after in pairwise(self.config.settings)
+            if after.start > at.step and after.seq_len != before.seq_len
+        )
+        return self.config.at(at.step).seq_len, tuple(cuts)
+
+    def windows_ahead(self, at: Checkpoint) -> int:
+        """Returns by how many windows, which rollbacks skip, the data is ahead of a checkpoint's step."""
+        made = self.windows_left(START) - self.windows_left(at.position)
+        return linear(self.planner.plan, at.position) - made
 
     def moved(self, position: Position) -> None:
         """Takes in the trainer's position; a long wait for data does not count towards its speed."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.events import Events
 from stoker.kit.loop import Backoff
-from stoker.plan.growth import AHEAD_BATCHES, MISSING
+from stoker.plan.growth import AHEAD_BATCHES, MISSING, Cut
 from stoker.plan.log import Passed, Segment
 from stoker.plan.positions import Position, Skip
 from stoker.shards.format.identity import set_key
@@ -110,14 +110,16 @@ class DataReadiness:
 
     # Needs
 
-    def need_heldout(self, pin: DatasetPin) -> Job | None:
+    def need_heldout(self, pin: DatasetPin, seq_len: int, phase: str = "") -> Job | None:
         """Makes the sets with val streams the needed ones; returns the job that copies their windows."""
-        train = self.pipeline.train
-        wanted = train.evaluate.tokens
-        self.needed = self.planner.sets_with_heldout(pin, wanted + train.seq_len) if wanted else {}
-        return Job("heldout", (dict(self.needed), pin.tokenizer.vocab_size)) if self.needed else None
+        wanted = self.pipeline.train.evaluate.tokens
+        self.needed = self.planner.sets_with_heldout(pin, wanted + seq_len) if wanted else {}
+        subject = dict(self.needed), pin.tokenizer.vocab_size, seq_len, phase
+        return Job("heldout", subject) if self.needed else None
 
-    def need(self, position: Position, skips: Sequence[Skip], reach: Position | None) -> Position | None:
+    def need(
+        self, position: Position, skips: Sequence[Skip], reach: Position | None, global_batch: int
+    ) -> Position | None:
         """Makes the sets that a launch from `position` reads the needed ones; returns where it stops.
 
         None: the launch may read the whole plan. `reach` is the result of the call before. A launch stops
@@ -131,7 +133,7 @@ class DataReadiness:
         reach = None
         if cold and (in_parts or still_s >= STALL_S):
             batches = AHEAD_BATCHES if still_s < 2 * STALL_S else 1  # not even a few batches fit
-            reach = planner.reach(position, skips, batches * self.pipeline.train.global_batch)
+            reach = planner.reach(position, skips, batches * global_batch)
             if not in_parts and reach is not None:
                 advice = "hot does not hold all that is planned from here; it is trained on in parts"
                 self.events.record("plan_in_parts", cold_sets=cold, message=advice)
@@ -143,15 +145,17 @@ class DataReadiness:
         unproven = self.planner.unproven(self.needed, time.monotonic()) | dict(wanted or {})
         return Job("sets", dict(list(unproven.items())[:SETS_AT_ONCE])) if unproven else None
 
-    def grow(self, pin: DatasetPin, target: int) -> Job | None:
+    def grow(self, pin: DatasetPin, target: int, seq_len: int, cuts: tuple[Cut, ...] = ()) -> Job | None:
         """Appends the due entries of proven sets to the plan; returns the proof that the next ones need.
 
-        Does nothing for RESTS times as long as the call before took, unless a proof has ended since.
+        They have windows of `seq_len`, from each of the `cuts` on of its own. Does nothing for RESTS times as
+        long as the call before took, unless a proof has ended since.
         """
         now = time.monotonic()
         if now < self._rest_until:
             return None
-        for entry in self.planner.grow(pin, target, self._policy, now):
+        policy = replace(self._policy, seq_len=seq_len, cuts=cuts)
+        for entry in self.planner.grow(pin, target, policy, now):
             words: dict[str, Any] = {"entry": entry.n, "kind": type(entry).__name__.lower()}
             if isinstance(entry, Segment):
                 words |= {"epoch": entry.epoch, "windows": entry.windows}

@@ -65,7 +65,7 @@ def _due(run: Run, where: Literal["cpu", "between"]) -> Iterator[Subject]:
     progress = PROGRESS.of(run)
     # A rollback took back those beyond the newest.
     progress.made = sorted({step for step in progress.made if step <= run.at.step} | here.keys())
-    milestones = run.pipeline.train.checkpoint.milestones
+    milestones = run.pipeline.train.milestones
     course = Course(progress.made, here, milestones, is_over=run.state.phase is Phase.FINISHED)
     books = BOOKS.of(run)
     progress.shown = books.shown()
@@ -131,18 +131,21 @@ def _note(run: Run, of: Checkpoint, found: Mapping[str, Any]) -> None:
     if there is None or there.digest != of.digest or not of.path.exists():
         run.events.record("evaluation_failed", level="info", **about, message=GONE)
         return
-    before = run.promoted()
-    promotion, worse = BOOKS.of(run).add(of, found)
+    than, (body, worse) = run.promoted().get("step"), BOOKS.of(run).judge(of, found)
+    if worse:  # before the line: after a kill in between it is evaluated again, and held already
+        _hold(run, f"step {of.step} is worse than the promoted step {than}: {', '.join(worse)}")
+    BOOKS.of(run).add(body)
     run.timings.evaluation.observe(found["seconds"])
     if found["invalid"]:
         run.counted.evaluation_failures += 1
         run.events.record("evaluation_failed", **about, message=found["invalid"])
         return
     PROGRESS.of(run).due_at = None
-    run.events.record("checkpoint_evaluated", **about, seconds=found["seconds"], promotion=promotion)
+    run.events.record(
+        "checkpoint_evaluated", **about, seconds=found["seconds"], promotion=body["promotion"]["verdict"]
+    )
     if worse:
-        run.events.record("evaluation_regressed", **about, metrics=worse, than=before["step"])
-        _hold(run, f"step {of.step} is worse than the promoted step {before['step']}: {', '.join(worse)}")
+        run.events.record("evaluation_regressed", **about, metrics=worse, than=than)
 
 
 def _hold(run: Run, why: str) -> None:

@@ -77,16 +77,18 @@ class EvaluationBooks:
         known = {"suite_digest": ours[-1].suite_digest, "samples": ours[-1].samples} if ours else NOTHING
         return {"checkpoint": path, "digest": digest, **known}
 
-    def add(self, of: Checkpoint, found: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """Appends what a worker found, durably, and carries out what that decides.
-
-        Returns the verdict of the promotion, and the metrics that are worse than the promoted checkpoint's.
-        """
+    def judge(self, of: Checkpoint, found: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Returns the line of what a worker found, and the metrics worse than the promoted checkpoint's."""
         run, promoted = self._run, self._run.promoted().get("digest")
         body = {"v": 1, "time": utc_now(), "step": of.step, "timeline": int(of.body["timeline"]), **found}
         line, policy = parse_line(body), run.pipeline.promote
         decided = decide_promotion(policy, [*self.lines, line], of.digest, promoted)
         body["promotion"] = {"verdict": decided.verdict, "why": list(decided.why)}
+        return body, regressed(policy, [line], promoted)
+
+    def add(self, body: Mapping[str, Any]) -> None:
+        """Appends a line, durably, and carries out what it decides."""
+        run = self._run
         with contextlib.closing(ChainedLog(run.layout.evaluations_log)) as log:
             self._add(parse_line(body), log.append(body))
         self._carry_out()
@@ -94,7 +96,6 @@ class EvaluationBooks:
             path = run.layout.evaluations / old.samples
             if old.checkpoint_digest != run.promoted().get("digest") and path.is_file():
                 unlink_durably(path)
-        return decided.verdict, regressed(policy, [line], promoted)
 
     def shown(self) -> dict[str, Any]:
         """Returns what status and metrics show: of each suite the newest results."""

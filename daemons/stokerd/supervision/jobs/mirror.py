@@ -77,13 +77,13 @@ def _sync_task(run: Run, job: Job) -> dict[str, Any]:
     words: dict[str, Any] = {"run_id": run.run_id(or_of_newest=job.need != "no"), "copy": None, "prune": []}
     if not isinstance(job.subject, Mirrored):
         return _task(run, job, **words | {"prune": list(job.subject)})
-    held, name = run.store.begun.heldout, checkpoint_name(job.subject.step)
+    held, name = run.store.begun.held_files(run.layout), checkpoint_name(job.subject.step)
     checkpoint = run.checkpoints.get(name)
     words["copy"] = {
         "source": str(run.checkpoints.path(name)),
         "name": job.subject.name,
         "digest": checkpoint.digest if checkpoint is not None else "",
-        "heldout": {"path": str(run.layout.heldout), "sha256": held.sha256} if held else None,
+        "heldouts": [[str(path), one.sha256] for path, one in held.items()],
         "logs": _logs(run),
     }
     return _task(run, job, **words)

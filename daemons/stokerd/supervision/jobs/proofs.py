@@ -15,7 +15,7 @@ from stoker.store.errors import DataError
 from stoker.supervise.actions import Job
 from stoker.supervise.decide import READ_AGAIN_S
 from stoker.supervise.run.origin import Origin, choose_origin
-from stoker.supervise.run.record import Heldout
+from stoker.supervise.run.record import Heldout, LaterHeldout
 from stoker.supervise.state import Phase
 from stokerd.supervision.jobs.base import RunActivity, Slice
 from stokerd.supervision.run import Run
@@ -101,20 +101,28 @@ def _origin_proved(run: Run, job: Job, end: WorkerExit) -> None:
 
 
 def _heldout_task(run: Run, job: Job) -> dict[str, Any]:
-    train = run.pipeline.train
-    sets, vocab_size = job.subject
+    sets, vocab_size, seq_len, phase = job.subject
     return {
         "shards_root": str(run.pipeline.hot_layout.shards(run.pipeline.dataset.name)),
         "sets": [list(pair) for pair in sets.items()],
-        "seq_len": train.seq_len,
+        "seq_len": seq_len,
         "vocab_size": vocab_size,
-        "tokens": train.evaluate.tokens,
-        "target": str(run.layout.heldout),
+        "tokens": run.pipeline.train.evaluate.tokens,
+        "target": str(run.layout.root / _later_file(phase) if phase else run.layout.heldout),
     }
 
 
-def _heldout_copied(run: Run, _: Job, end: WorkerExit) -> None:
+def _later_file(phase: str) -> str:
+    return f"heldout-{phase}.bin"
+
+
+def _heldout_copied(run: Run, job: Job, end: WorkerExit) -> None:
     """Records the held-out windows; there are none where the val data is shorter than a window."""
+    *_, seq_len, phase = job.subject
+    if end.result is not None and phase:
+        later = LaterHeldout(**end.result, name=phase, file=_later_file(phase), seq_len=seq_len)
+        run.store.change(heldouts=(*run.store.begun.heldouts, later))
+        return
     if end.result is not None:
         BEGUN_WITH.of(run).heldout = Heldout(**end.result)
         return

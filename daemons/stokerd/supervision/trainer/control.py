@@ -23,7 +23,7 @@ from stoker.supervise.health.exits import ExitClass, GuardedEnd
 from stoker.supervise.health.guarded import GuardedTrainer
 from stoker.supervise.health.liveness import Stillness, work_of
 from stoker.supervise.health.trainer_protocol import TrainerView
-from stoker.supervise.run.launch_record import Launch, read_launches
+from stoker.supervise.run.launch_record import Launch, ema_change, read_launches
 from stoker.supervise.run.memorization import newest_gap, read_tail
 from stoker.supervise.trainer import Trainer
 from stokerd.supervision.run import Run
@@ -76,6 +76,8 @@ class TrainerControl:
         with contextlib.suppress(OSError):  # the launch after this one tries again
             launches, _ = read_launches(run.layout.launches)
             output.prune(run.layout.log, [one.launch for one in launches])
+            if words := ema_change(launches):
+                run.events.record("ema_changed", **words)
         run.data.needed = {}  # all proven; a trainer's open file survives that its set leaves hot
         kills, headroom_bytes = self._memory.tree_kills(), self._memory.sample().headroom_bytes
         started = run.kind.program(
@@ -192,7 +194,7 @@ class TrainerControl:
         if not run.kind.follows_plan:
             return False  # no plan is known: the limit on the phase is for its own data
         left = run.accounts.windows_left(trainer.position or run.at.position)
-        return left < run.pipeline.train.global_batch
+        return left < int(self._book.body["global_batch"])
 
     def _with_evidence(self, trainer: Trainer, end: GuardedEnd) -> Trainer:
         run = self.run

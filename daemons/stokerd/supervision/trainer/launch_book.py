@@ -23,6 +23,7 @@ class LaunchBook:
     def begin(self, launch: Launch) -> dict[str, Any]:
         """Records a launch and counts it; returns launch.json's body."""
         run, step, body = self.run, launch.resume_step, self._body_of(launch)
+        before, _ = launch_record.read_launches(run.layout.launches)
         write_record(run.layout.launch, body)
         self._note(body, step)
         self.body = body
@@ -32,6 +33,10 @@ class LaunchBook:
         words |= {"resume_step": known_step(run.newest.body)} if run.newest else {}
         words |= {} if launch.until is None else {"until": launch.until}
         run.events.record("trainer_launched", **words)
+        if change := launch_record.phase_change(before[-1].settings if before else {}, body):
+            words = {"step": step, "phase": body.get("phase", ""), "message": change[1]}
+            words["windows_ahead"] = run.accounts.windows_ahead(run.at)
+            run.events.record("phase_began" if change[0] else "phase_changed", **words)
         return body
 
     def adopt(self) -> None:

@@ -4,13 +4,14 @@ Each task has "verb", "warm", "run", "owner" (the pipeline's name) and "expected
 before, so that an empty folder in warm's place is no mirror. By verb:
 
 sync   {"run_id": str or null, "prune": names of copies to remove,
-        "copy": null or {"source", "name", "digest", "heldout": {"path", "sha256"} or null, "logs": paths}}
+        "copy": null or {"source", "name", "digest", "heldouts": [[path, sha256], ...], "logs": paths}}
        -> {"copies": [{"timeline", "step", "mark", "run_id", "val_loss"}, ...], "foreign": [run ids],
            "timelines": the newest copy of timelines.jsonl, from proven small files, or null,
            "gone": names, and of a copy "replaced": whether a wrong one was, or "source_bad": reason}
 fetch  {"name", "checkpoints", "logs": paths, copied back where they are missing or empty, "heldout": path}
        -> {"state": "fetched", "proof": the proof worker's result, "logs": the paths copied back,
-           "heldout": "there" (already), "brought", "missing", "bad" or null},
+           "heldout": of all its held-out files "there" (already), or the worst of "brought", "missing" and
+           "bad"; null without any},
           or {"state": "gone" | "bad", "reason"}
 
 A copy is written under a temporary name, each file durable, and read back past the cache; only a proven copy
@@ -103,11 +104,11 @@ def _copy(task: Mapping[str, Any], mirror: Path, run_id: str, tell: Progress) ->
     # Logs and held-out windows come before the checkpoint: a mirrored checkpoint has its files beside it.
     for path in map(Path, task["logs"]):
         copy_file(path, mirror / log_name(path, run_id), tell)
-    if (held := task["heldout"]) is not None:
-        target = mirror / heldout_name(held["sha256"])
-        if not target.exists() or hash_file(target).sha256 != held["sha256"]:
+    for path, sha256 in task["heldouts"]:
+        target = mirror / heldout_name(sha256)
+        if not target.exists() or hash_file(target).sha256 != sha256:
             with contextlib.suppress(SourceBad):  # the launch that reads the file reports it
-                copy_file(Path(held["path"]), target, tell, held["sha256"])
+                copy_file(Path(path), target, tell, sha256)
     try:
         source, target = Path(task["source"]), mirror / task["name"]
         return {"replaced": copy_checkpoint(source, target, task["digest"], tell)}
@@ -128,13 +129,15 @@ def _fetch(task: Mapping[str, Any], mirror: Path, tell: Progress) -> dict[str, A
     run_id = str(proof.body.raw["run_id"])
     lost = [path for path in map(Path, task["logs"]) if not (path.exists() and path.stat().st_size)]
     brought = [str(path) for path in lost if copy_file(mirror / log_name(path, run_id), path, tell)]
-    held = proof.body.raw.get("run_record", {}).get("heldout")
-    if held is not None:
-        held = _bring_heldout(mirror, Path(task["heldout"]), held["sha256"], tell)
-    return {"state": "fetched", "proof": as_message(proof), "logs": brought, "heldout": held}
+    record = proof.body.raw.get("run_record", {})
+    held = [one for one in (record.get("heldout"), *record.get("heldouts", ())) if one]
+    ends = [_bring_heldout(mirror, Path(task["heldout"]), one, tell) for one in held]
+    worst = max(ends, key=["there", "brought", "missing", "bad"].index, default=None)
+    return {"state": "fetched", "proof": as_message(proof), "logs": brought, "heldout": worst}
 
 
-def _bring_heldout(mirror: Path, path: Path, sha256: str, tell: Progress) -> str:
+def _bring_heldout(mirror: Path, first: Path, held: Mapping[str, Any], tell: Progress) -> str:
+    path, sha256 = first.with_name(held.get("file", first.name)), held["sha256"]
     if path.exists() and hash_file(path).sha256 == sha256:
         return "there"
     try:

@@ -31,7 +31,7 @@ def whole_run(pipeline: Pipeline) -> tuple[int, int]:
             plan = read_plan(layout.plan)
             steps = last_step(train, plan, step=at.step, position=place, tokens=at.tokens, skips=skipped)
             step, tokens = at.step, at.tokens
-    return steps, tokens + max(0, steps - step) * train.global_batch * train.seq_len
+    return steps, tokens + train.tokens_of(step, steps)
 
 
 def linked_checkpoints(pipeline: Pipeline) -> Iterator[Fault]:

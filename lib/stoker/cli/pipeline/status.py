@@ -232,7 +232,8 @@ def _run(body: Mapping[str, Any], running: bool) -> Iterator[Row]:
         fork = f", on timeline {body['timeline']}{why}" if body.get("timeline") else ""
         done = f" ({100 * body['step'] / body['steps']:.1f} %)" if body["steps"] else ""
         of = f" of {body['steps']:,}" if body["steps"] is not None else ""
-        yield "step", f"{body['step']:,}{of}{done}{fork}"
+        phase = f", in phase {body['train_phase']}" if body.get("train_phase") else ""
+        yield "step", f"{body['step']:,}{of}{done}{phase}{fork}"
     yield "loss", losses(body)
     for kind, one in (body.get("watched") or {}).items():
         yield "watch", watched_line(kind, one)

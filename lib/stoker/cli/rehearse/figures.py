@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 def told(pipeline: Pipeline, seen: Measured) -> Iterator[tuple[str, str]]:
     """Yields title and text of each row of the report."""
     steps, batch = pipeline.train.horizon, pipeline.train.global_batch * pipeline.train.seq_len
-    tokens = steps * batch
+    tokens = pipeline.train.tokens_of(0, steps)
     for what, led_to in seen.kills.items():
         yield what, led_to or "not shown within the time; give it more --minutes"
     if not (seen.rates and seen.stalls_s and seen.proofs_s):

@@ -114,7 +114,7 @@ def _made(pipeline: Pipeline, homes: Mapping[str, Path], every_s: float) -> Scra
     body["dataset"]["limit"] = {"files": len(files)}
     body["plan"]["epochs"] = "unlimited"
     train = body["train"]
-    train |= {"steps": ENDLESS, "tokens": None, "on_checkpoint": None, "on_promoted": None}
+    train |= {"steps": ENDLESS, "tokens": None, "phases": [], "on_checkpoint": None, "on_promoted": None}
     train["evaluate"]["patience"] = None
     often = {"every": write_duration(round(every_s, 1)), "every_steps": None, "busy": "skip"}
     train["checkpoint"] |= {**often, "keep_last": 1, "keep_every": None, "milestones": []}

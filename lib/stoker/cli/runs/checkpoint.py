@@ -50,7 +50,7 @@ def look(pipeline: Pipeline, run: str) -> dict[str, Any]:
     listed = read_whole(layout.mirror) or {"copies": ()}
     copies = {Mirrored.parse(copy).name for copy in listed["copies"]}
     proven = set(body.get("proven", ())) if body.get("run") == run else set()
-    kept = milestones(read_launches(layout.launches)[0]) | set(pipeline.train.checkpoint.milestones)
+    kept = milestones(read_launches(layout.launches)[0]) | pipeline.train.milestones
     history = ancestry(read_timelines(layout.timelines))
     found = sorted(find_checkpoints(layout.checkpoints), key=lambda one: one.step)
     rows = [_row(one, copies) for one in found]

@@ -36,9 +36,9 @@ def run_findings(layout: RunLayout, record: RunRecord | None, pin: DatasetPin | 
     for name, value in wanted.items():
         if getattr(identity, name) != value:
             yield f"{layout.record}: {name} is {getattr(identity, name)}, on record is {value}"
-    if record.heldout is not None:
-        yield from heldout_findings(layout.heldout, record.heldout)
-    elif layout.heldout.exists():
+    for file, held in record.held_files(layout).items():
+        yield from heldout_findings(file, held)
+    if record.heldout is None and layout.heldout.exists():
         yield f"{layout.heldout}: {layout.record.name} knows of no held-out windows"
 
 
@@ -47,8 +47,11 @@ def checkpoint_identity_findings(body: CheckpointBody, record: RunRecord) -> Ite
     raw, identity = body.raw, asdict(record.identity)
     told = {name: (raw[name], identity[name]) for name in ("run", "run_id") if name in raw}
     if isinstance(carried := raw.get("run_record"), Mapping):
-        mine = sorted(record.for_checkpoints().items())
-        told |= {f"run_record.{name}": (carried.get(name), value) for name, value in mine}
+        mine = record.for_checkpoints()
+        known = mine.pop("heldouts", [])  # later files join a run
+        told |= {f"run_record.{name}": (carried.get(name), value) for name, value in sorted(mine.items())}
+        unknown = [one for one in carried.get("heldouts", ()) if one not in known]
+        told["run_record.heldouts"] = (unknown, [])
     if (copy := body.files.get(TOKENIZER_COPY)) is not None:
         told[f"sha256 of {TOKENIZER_COPY}"] = (copy.sha256, identity["tokenizer_sha256"])
     for name, (value, wanted) in told.items():
@@ -117,7 +120,7 @@ def audit_mirror(pipeline: Pipeline, record: RunRecord | None, *, deep: bool) ->
         proof = prove_checkpoint(mirror / name)
         if proof.verdict != "proven" and (mirror / name).exists():
             findings.append(f"{mirror / name}: {proof.verdict}: {proof.reason}")
-    if record is not None and (held := record.heldout) is not None:
+    for held in record.held_files(run).values() if record is not None else ():
         findings += heldout_findings(mirror / heldout_name(held.sha256), held)
     lost = sorted((told - there) & _on_record(run.mirror))  # the supervisor may have pruned some meanwhile
     findings += [f"{mirror / name}: on record, but not there" for name in lost]

@@ -60,7 +60,7 @@ class Checkpoints:
         self._quarantine = pipeline.layout.quarantine
         self._budget = pipeline.quarantine
         keep = pipeline.train.checkpoint
-        self._milestones = frozenset(keep.milestones)
+        self._milestones = pipeline.train.milestones
         self.policy = RetentionPolicy(keep.keep_last, keep.keep_every, self._milestones)
         self.kept: set[str] = set()  # names that retention spares until the next launch
         self.evaluated: set[str] = set()  # and those that an evaluation needs now

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.config.schema import Pipeline
-from stoker.config.schema_train import Schedule
+from stoker.config.schema_train import Schedule, Train
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.kit.exec import DAEMON_VARIABLES
 from stoker.plan.timelines import Timelines, ancestry
@@ -26,6 +26,7 @@ from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
 from stoker.store.layout import RunLayout
 from stoker.store.log import ChainedLog, read_entries
+from stoker.supervise.run.numerics_record import OF_A_PHASE
 from stoker.supervise.run.record import Identity, RunRecord
 
 # Of so many cores one may be idle between the saves. With fewer a save that takes from training costs less:
@@ -47,6 +48,12 @@ class Launch:
     reads_output: bool = False  # its steps are read of its output, until it tells them itself
 
 
+def passes_a_phase(launch: Launch, train: Train) -> bool:
+    """Returns whether a launch would go past the start of a phase, which the file did not have before."""
+    later = [phase.start for phase in train.settings if phase.start > launch.resume_step]
+    return bool(later) and (launch.until is None or launch.until > later[0])
+
+
 def launch_body(
     launch: Launch,
     pipeline: Pipeline,
@@ -58,7 +65,7 @@ def launch_body(
 ) -> dict[str, Any]:
     """Returns launch.json's body: the trainer's input besides the plan and the checkpoint it resumes from.
 
-    `steps` is the horizon from the resume step (default: as configured). `seq_len` is the configured value;
+    `steps` is the horizon from the resume step (default: as configured). `seq_len` is that of its phase;
     windows that are read have that of their plan entry, and the held-out windows have their own. `numerics`
     are those of the checkpoint to resume from, None for a new run.
     """
@@ -67,25 +74,30 @@ def launch_body(
     train, identity, held = pipeline.train, record.identity, record.heldout
     steps = train.horizon if steps is None else steps
     model = train.model.body()
-    layout = pipeline.layout.run(identity.run)
+    layout, phase = pipeline.layout.run(identity.run), train.at(launch.resume_step)
+    if numerics and phase.name and launch.resume_step == phase.start:
+        # What fitted the phase before may not fit this one: the trainer chooses anew, as a new run's does.
+        numerics = {name: value for name, value in numerics.items() if name not in OF_A_PHASE}
     return {
         **_every_body(launch, pipeline, record),
         "config_digest": config_digest(identity, model, train.optimizer.name),
         "seed": identity.seed,
         "steps": steps,
         "until": launch.until,
-        "seq_len": train.seq_len,
-        "global_batch": train.global_batch,
+        **({"phase": phase.name} if train.phases else {}),
+        "seq_len": phase.seq_len,
+        "global_batch": phase.global_batch,
         "model": model,
         "optimizer": train.optimizer.model_dump(mode="json"),
         "schedule": schedule_body(train.schedule, steps),
+        **_ema_body(train),
         "evaluate": train.evaluate.model_dump(mode="json"),
         "precision": train.precision,
         "deterministic": train.deterministic,
         "numerics": numerics,
         "compile": train.compile,
-        "recompute": train.recompute,
-        "micro_batch": record.asked_micro_batch(train.micro_batch),
+        "recompute": phase.recompute,
+        "micro_batch": record.asked_micro_batch(phase.micro_batch),
         "threads": threads(len(os.sched_getaffinity(0))),
         "checkpoint": {
             "every_s": train.checkpoint.every,
@@ -106,6 +118,8 @@ def launch_body(
             "seq_len": identity.seq_len,
         },
         "origin": identity.origin and asdict(identity.origin),
+        **({"rope": phase.rope.body()} if phase.rope else {}),
+        **record.heldouts_upto(phase.seq_len, layout),
     }
 
 
@@ -141,6 +155,14 @@ def schedule_body(schedule: Schedule, steps: int) -> dict[str, Any]:
     body = schedule.model_dump(mode="json", exclude_none=True)
     begins = schedule.decay_begins(steps)
     return body if begins is None else {**body, "decay_begins": begins}
+
+
+def _ema_body(train: Train) -> dict[str, Any]:
+    """Returns what a launch is told of the averaged weights; {} without them."""
+    if train.ema is None:
+        return {}
+    begins = train.schedule.warmup_steps if train.ema.from_step is None else train.ema.from_step
+    return {"ema": train.ema.model_dump(mode="json") | {"from_step": begins}}
 
 
 def threads(cores: int) -> int:
@@ -182,7 +204,9 @@ def trainer_environment(environ: Mapping[str, str], launch: Launch, layout: RunL
     }
 
 
+LEFT_OUT = ("phase", "rope", "ema")  # where they are off
 SETTINGS = (
+    *LEFT_OUT,
     "steps",
     "global_batch",
     "seq_len",
@@ -196,6 +220,21 @@ SETTINGS = (
     "schedule",
     "evaluate",
 )
+
+
+def phase_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[bool, str] | None:
+    """Returns whether a phase begins with a launch of these settings after one of those, and what changes.
+
+    None where neither is of a phase, and where the phase goes on as it was.
+    """
+    was, name = before.get("phase", ""), now.get("phase", "")
+    changes = [
+        f"{key} {before.get(key, 'none')} -> {now.get(key, 'none')}"
+        for key in ("seq_len", "rope", "global_batch")
+        if before.get(key) != now.get(key)
+    ]
+    begins = bool(name) and name != was
+    return (begins, "; ".join(changes)) if begins or ((was or name) and changes) else None
 
 
 @dataclass(frozen=True)
@@ -231,6 +270,15 @@ def note_launch(path: Path, body: Mapping[str, Any]) -> tuple[str, ...]:
 def read_launches(path: Path) -> tuple[list[Launched], tuple[str, ...]]:
     """Returns the launches in the order written, and the log's damage; empty for a missing file."""
     return read_entries(path, _parse, "launch")
+
+
+def ema_change(launches: Sequence[Launched]) -> dict[str, Any]:
+    """Returns what the last launch changed in `train.ema`, as an event's words; {} for nothing."""
+    emas = [one.settings.get("ema") for one in launches[-2:]]
+    if len(emas) < 2 or emas[0] == emas[1]:
+        return {}
+    change = "changed" if all(emas) else "begun" if emas[1] else "ended"
+    return {"step": launches[-1].resume_step, "change": change, **(emas[1] or {})}
 
 
 def last_begun(launches: Sequence[Launched]) -> int:

@@ -16,6 +16,7 @@ from stoker.store.record import parse_json
 
 TRAINER = "trainer.json"
 ASKED = "micro_batch_asked"  # what the file said when `micro_batch` was chosen: it decides no bit itself
+OF_A_PHASE = ("micro_batch", ASKED, "recompute")  # a phase of the run begins with its own
 
 MACHINE = ("device", "card", "cuda", "cpu", "torch")  # facts of the machine
 

@@ -13,6 +13,7 @@ from stoker.config.schema import Pipeline
 from stoker.corpus.records.dataset import DatasetPin
 from stoker.store.errors import DataError
 from stoker.store.files import canonical_json
+from stoker.store.layout import RunLayout
 from stoker.store.record import require_version
 from stoker.supervise.run.origin import Origin
 
@@ -64,6 +65,15 @@ class Heldout:
 
 
 @dataclass(frozen=True)
+class LaterHeldout(Heldout):
+    """A held-out file beside heldout.bin: of longer windows, named by the phase that began with them."""
+
+    name: str
+    file: str
+    seq_len: int
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """The run's present state. `launches` counts all, `fruitless` the latest ones in a row without progress.
 
@@ -79,6 +89,7 @@ class RunRecord:
 
     identity: Identity
     heldout: Heldout | None = None
+    heldouts: Sequence[LaterHeldout] = ()
     state: RunState = "waiting"
     finished: str | None = None
     finished_with: str | None = None
@@ -95,6 +106,29 @@ class RunRecord:
     suspects: Sequence[str] = ()
     tried: Mapping[str, Any] | None = None
     watched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def lacks_heldout(self, phase: str, seq_len: int) -> bool:
+        """Whether a phase is the first one of its length, and has longer windows than the run began with.
+
+        One whose length was changed after it began keeps its file: losses by its name stay comparable.
+        """
+        is_new = all(phase != one.name and seq_len != one.seq_len for one in self.heldouts)
+        return bool(phase and self.heldout) and is_new and seq_len > self.identity.seq_len
+
+    def heldouts_upto(self, seq_len: int, layout: RunLayout) -> dict[str, Any]:
+        """Returns what launch.json says of later held-out windows: of those that a phase can read."""
+        told = [
+            {name: getattr(one, name) for name in ("name", "sha256", "windows", "seq_len")}
+            | {"file": str(layout.root / one.file)}
+            for one in self.heldouts
+            if one.windows and one.seq_len <= seq_len
+        ]
+        return {"heldouts": told} if told else {}
+
+    def held_files(self, layout: RunLayout) -> dict[Path, Heldout]:
+        """Returns all held-out windows, by their files."""
+        first = {layout.heldout: self.heldout} if self.heldout else {}
+        return {**first, **{layout.root / one.file: one for one in self.heldouts}}
 
     def asked_micro_batch(self, configured: int | str) -> int | None:
         """Returns the micro-batch of a launch, None for the trainer's choice; a change of the file counts."""
@@ -123,10 +157,12 @@ class RunRecord:
         identity = asdict(self.identity)
         if self.identity.origin is None:
             del identity["origin"]  # as records had it before there were origins
-        return {"v": 1, **identity, "heldout": asdict(self.heldout) if self.heldout else None}
+        later = {"heldouts": [*map(asdict, self.heldouts)]} if self.heldouts else {}
+        return {"v": 1, **identity, "heldout": asdict(self.heldout) if self.heldout else None, **later}
 
 
-PROGRESS = tuple(item.name for item in fields(RunRecord) if item.name not in ("identity", "heldout"))
+_FIXED = ("identity", "heldout", "heldouts")
+PROGRESS = tuple(item.name for item in fields(RunRecord) if item.name not in _FIXED)
 
 
 def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> RunRecord:
@@ -140,12 +176,13 @@ def parse_record(body: Mapping[str, Any], where: Path | str = "run.json") -> Run
         identity = Identity(**named, origin=Origin(**body["origin"]) if body.get("origin") else None)
         held = body["heldout"]
         heldout = Heldout(**{item.name: held[item.name] for item in fields(Heldout)}) if held else None
+        later = tuple(LaterHeldout(**one) for one in body.get("heldouts", ()))
     except (KeyError, TypeError) as problem:
         raise DataError(
             f"{where}: not a run record: {problem!r}; was it written by a newer Stoker?"
         ) from problem
     progress = {name: body[name] for name in PROGRESS if name in body}
-    return RunRecord(identity, heldout, **{"state": "running", **progress})
+    return RunRecord(identity, heldout, later, **{"state": "running", **progress})
 
 
 def file_digest(pipeline: Pipeline) -> str:

@@ -5,8 +5,10 @@ Shapes in comments: B sequences, T tokens, C width, H query heads, K key/value h
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +29,42 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
-def rotary_tables(seq_len: int, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Returns float32 cosines and sines (T, D) of angle position * theta^(-2i/D), pair i (Su et al. 2021).
+def frequencies(head_width: int, theta: float, yarn: Mapping[str, Any] | None = None) -> Tensor:
+    """Returns the float64 angles (D/2) of one position: theta^(-2i/D) of pair i (Su et al. 2021).
 
-    Pair i is the dimensions i and i + D/2: both halves of a row hold the same angles, and the first half of
-    the sines has the rotation's minus sign.
+    With `yarn` those of pairs that turn seldom over its `original_seq_len` are divided by its factor, those
+    that turn often stay, and a ramp leads from one to the other (Peng et al. 2023).
     """
     half = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), theta**-half)  # (T, D/2)
-    cos, sin = angles.cos().float(), angles.sin().float()
+    plain: Tensor = theta**-half
+    if yarn is None:
+        return plain
+
+    def pair(turns: float) -> float:
+        """Returns the pair that turns so often over the original context."""
+        return head_width * math.log(yarn["original_seq_len"] / (turns * math.tau)) / (2 * math.log(theta))
+
+    # Whole pairs, the last one clamped to D - 1 and not to D/2 - 1: as everyone does who reads an export.
+    low, high = math.floor(pair(yarn["beta_fast"])), math.ceil(pair(yarn["beta_slow"]))
+    low, high = max(low, 0), min(high, head_width - 1)
+    pairs = torch.arange(head_width // 2, dtype=torch.float64)
+    share = ((pairs - low) / ((high - low) or 0.001)).clamp(0, 1)  # of the divided angle
+    mixed: Tensor = plain * (1 - share + share / yarn["factor"])
+    return mixed
+
+
+def rotary_tables(
+    seq_len: int, head_width: int, theta: float, yarn: Mapping[str, Any] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns float32 cosines and sines (T, D) of the angles of each position, as `frequencies` has them.
+
+    Pair i is the dimensions i and i + D/2: both halves of a row hold the same angles, and the first half of
+    the sines has the rotation's minus sign. With `yarn` both are scaled by its attention factor.
+    """
+    positions = torch.arange(seq_len, dtype=torch.float64)
+    angles = torch.outer(positions, frequencies(head_width, theta, yarn))  # (T, D/2)
+    scale = yarn["attention_factor"] if yarn else 1.0
+    cos, sin = (angles.cos() * scale).float(), (angles.sin() * scale).float()
     return torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from stoker.store.errors import ConfigError
 
-LATER = ("qk_norm", "document_mask")  # keys that models of earlier versions do not have
+LATER = ("qk_norm", "document_mask", "rope")  # keys that models of earlier versions do not have
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Shape:
     """The shape of a model, which decides its parameters; the names are those of model.json."""
 
     vocab_size: int
-    seq_len: int  # in tokens: the length of the rotary tables
+    seq_len: int  # in tokens: the context
     layers: int
     width: int
     heads: int
@@ -27,6 +28,7 @@ class Shape:
     tie_embeddings: bool
     qk_norm: bool = False
     document_mask: bool = False
+    rope: Mapping[str, Any] | None = None  # {"theta"} or {"yarn"}: in force instead of `rope_theta` alone
 
     @classmethod
     def parse(cls, model: Mapping[str, Any], *, vocab_size: int, seq_len: int) -> Shape:
@@ -42,6 +44,17 @@ class Shape:
                 "width / heads must be a whole even number and kv_heads must divide heads"
             )
         return shape
+
+    @property
+    def theta(self) -> float:
+        """The base of the rotary angles."""
+        return float((self.rope or {}).get("theta", self.rope_theta))
+
+    @property
+    def yarn(self) -> dict[str, Any] | None:
+        """The parameters of YaRN, with the factor of cosines and sines (Peng et al. 2023)."""
+        yarn = (self.rope or {}).get("yarn")
+        return yarn and {"attention_factor": 0.1 * math.log(yarn["factor"]) + 1, **yarn}
 
     def body(self) -> dict[str, Any]:
         """Returns the shape as model.json has it: without a later key that is off."""

@@ -54,12 +54,13 @@ class Model(nn.Module):
 
     `mask` keeps the documents of a window apart; None where a window is one document. With `recompute` the
     backward pass makes the activations of each block again. Logits are made for `loss_chunk` tokens at once.
+    `longest` is the most tokens of a window, where that is not the context.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, longest: int | None = None) -> None:
         super().__init__()
         self.shape = shape
         self.mask: DocumentMask | None = None
@@ -69,7 +70,8 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.head = None if shape.tie_embeddings else nn.Linear(shape.width, shape.vocab_size, bias=False)
-        cos, sin = rotary_tables(shape.seq_len, shape.width // shape.heads, shape.rope_theta)
+        longest = longest or shape.seq_len
+        cos, sin = rotary_tables(longest, shape.width // shape.heads, shape.theta, shape.yarn)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -111,11 +113,11 @@ class Model(nn.Module):
         states = self.states(windows[:, :-1]).flatten(0, 1)
         return loss_sum(states, self.output_weight, windows[:, 1:].flatten(), self.loss_chunk)
 
-    def loss_by_window(self, windows: Tensor) -> Tensor:
-        """Returns the mean cross-entropy in nats (B,) of each of the windows (B, T + 1); no gradients."""
+    def loss_by_target(self, windows: Tensor) -> Tensor:
+        """Returns the cross-entropy in nats (B, T) of each target of windows (B, T + 1); no gradients."""
         states, targets = self.states(windows[:, :-1]).flatten(0, 1), windows[:, 1:]
         each = losses(states, self.output_weight, targets.flatten(), self.loss_chunk)
-        return each.view(targets.shape).mean(dim=1)
+        return each.view(targets.shape)
 
 
 def initialize(model: Model, seed: int) -> None:

@@ -37,7 +37,8 @@ def config_of(shape: Shape, eot: int) -> dict[str, Any]:
         "max_position_embeddings": shape.seq_len,
         "hidden_act": "silu",
         "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
+        "rope_theta": shape.theta,
+        **rope_of(shape),
         "tie_word_embeddings": shape.tie_embeddings,
         "attention_bias": False,
         "bos_token_id": eot,
@@ -45,6 +46,19 @@ def config_of(shape: Shape, eot: int) -> dict[str, Any]:
         "pad_token_id": eot,
         "dtype": "float32",
     }
+
+
+def rope_of(shape: Shape) -> dict[str, Any]:
+    """Returns what config.json says of a rope in force; {} where the model has rotated alike all along.
+
+    transformers 5 reads `rope_scaling` before `rope_parameters`, version 4 knows no `rope_parameters`.
+    """
+    if shape.yarn is None:
+        plain = {"rope_type": "default", "rope_theta": shape.theta}
+        return {"rope_parameters": plain} if shape.rope else {}
+    scaling = {"rope_type": "yarn", **shape.yarn}
+    scaling["original_max_position_embeddings"] = scaling.pop("original_seq_len")
+    return {"rope_scaling": scaling, "rope_parameters": {**scaling, "rope_theta": shape.theta}}
 
 
 def rows_of(shape: Shape) -> dict[str, Rows]:
