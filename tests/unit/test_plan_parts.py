@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.plan.growth import Cut, Growth, GrowthPolicy, PlanSource, decide
 from stoker.plan.log import Closed, Entry, Plan, PlanWriter, Segment, parse_entry, read_plan
@@ -197,8 +200,8 @@ def test_the_next_part_waits_for_the_set_that_the_last_one_ended_in(
 def test_an_epoch_ends_with_a_tail_that_nothing_is_brought_back_for() -> None:
     nearly = plan_of(*grow(SOURCES, plan_of()).entries[:8])
     more = [PlanSource(name, "cold", *fake_set(name), TOKENS[name]) for name in "hg"]
-    growth = grow([*SOURCES, more[0]], nearly)
-    assert [shape(entry) for entry in growth.entries[:2]] == [(0, 11), ("a", 0, 25, 20)]
+    growth = grow([*SOURCES, more[0], PlanSource("s", "quarantined")], nearly)
+    assert [shape(entry) for entry in growth.entries[:3]] == ["Passed", (0, 11), ("a", 0, 25, 20)]
     growth = grow([*SOURCES, *(replace(one, standing="ready") for one in reversed(more))], nearly)
     assert [shape(entry) for entry in growth.entries[:2]] == [("fg", 722, 1, 20), (0, 1)]  # h is in no window
 
@@ -277,3 +280,30 @@ def test_a_part_that_its_sets_do_not_bear_out_is_refused_at_open(
         DataError, match=rf"plan entry 3 has {windows} windows from token {first} on.*40 train"
     ):
         SegmentReader(wrong, tmp_path, vocab_size=1000)
+
+
+lengths = st.integers(1, 9)
+cuts_of = st.lists(st.builds(Cut, st.integers(0, 60), lengths), max_size=3)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=9), cuts_of, lengths, st.integers(1, 50), st.randoms()
+)
+def test_the_plan_follows_from_listing_and_settings_whatever_is_away_meanwhile(
+    tokens: list[int], cuts: list[Cut], seq_len: int, segment_tokens: int, random: Random
+) -> None:
+    sources = [PlanSource(f"s{n}", "ready", *fake_set(f"s{n}"), count) for n, count in enumerate(tokens)]
+    sources.append(PlanSource("q", "quarantined"))
+    ordered = tuple(sorted(cuts, key=lambda cut: cut.windows))
+    policy = replace(POLICY, seq_len=seq_len, segment_tokens=segment_tokens, cuts=ordered, hold_s=1e9)
+    plan = plan_of()
+    while not plan.ended:
+        now = [
+            replace(one, standing=random.choice(("ready", "ready", "cold", "pending")))
+            for one in sources[:-1]
+        ]
+        complete = all(one.standing != "pending" for one in now)
+        fresh = grow([*now, sources[-1]], plan, policy, complete=complete).entries
+        plan = plan_of(*plan.entries, *fresh[: random.randint(1, 3)])  # killed behind one of them
+    assert plan.entries == grow(sources, plan_of(), policy).entries

@@ -373,6 +373,13 @@ Histories.TestCase.settings = settings(
 TestHistories = Histories.TestCase
 
 
+@pytest.mark.long
+@pytest.mark.timeout(2 * 3600)
+def test_a_long_random_search_finds_no_fault() -> None:
+    many = settings(Histories.TestCase.settings, max_examples=20_000, database=None)
+    run_state_machine_as_test(Histories, settings=many)
+
+
 def evict_whatever_the_mark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(residency, "_planned", lambda run: iter(()))
 

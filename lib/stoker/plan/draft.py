@@ -6,18 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stoker.plan.log import (
-    Closed,
-    End,
-    Entry,
-    Passed,
-    Plan,
-    Segment,
-    SetPair,
-    newest,
-    segment_key,
-    windows_of,
-)
+from stoker.plan.log import Closed, End, Entry, Passed, Plan, Segment, newest, segment_key, windows_of
 
 if TYPE_CHECKING:
     from stoker.plan.growth import GrowthPolicy, PlanSource
@@ -36,7 +25,7 @@ class Draft:
     def __init__(self, plan: Plan, sources: Sequence[PlanSource], policy: GrowthPolicy) -> None:
         self.policy = policy
         self.fresh: list[Entry] = []
-        self.chosen: list[SetPair] = []  # for fresh segments; a part may name fewer
+        self.chosen: list[tuple[str, str]] = []  # for fresh segments; a part may name fewer
         self.length = len(plan.entries)
         self.windows = plan.windows
         self.ended = plan.ended

@@ -186,7 +186,7 @@ def _next(draft: Draft, sources: Sequence[PlanSource], rules: _Rules) -> str:
     if draft.closed or is_over:
         if not sources:
             return "the listing is empty"
-        wanted, rest = draft.wanted(epoch + 1), None
+        rest = None
         ended = scan  # also with sources after the last set, which the next epoch's scan may not reach
         scan, is_barren = _survey(draft, sources, rules, epoch + 1)
         if (
@@ -220,7 +220,8 @@ def _survey(draft: Draft, sources: Sequence[PlanSource], rules: _Rules, epoch: i
     if draft.has_parts and scan.blocked is not None:  # nothing is brought back for a tail
         rules = replace(rules, hopeful=True)
         hoped = _scan(sources, named, draft.wanted(epoch), rules, epoch, rest=rest)
-    return scan, rules.settled and hoped.blocked is None and not draft.is_enough(hoped.chosen)
+    is_over = rules.settled and hoped.blocked is None and not draft.is_enough(hoped.chosen)
+    return hoped if is_over else scan, is_over
 
 
 def _scan(
