@@ -159,6 +159,7 @@ def test_the_scratch_pipeline_is_the_real_one_but_for_what_the_two_must_not_shar
         "metrics__ports": {"download": 9811, "shard": 9812, "train": 9813},
         "plan__epochs": 2,
         "train__optimizer": {"name": "muon"},
+        "train__ema": {"decay": 0.9},
     }
     data = with_files(tmp_path / "p", **changes)
     monkeypatch.setenv("STOKER_TRAIN__SEQ_LEN", "48")
@@ -169,6 +170,7 @@ def test_the_scratch_pipeline_is_the_real_one_but_for_what_the_two_must_not_shar
         made, train = scratch.pipeline, scratch.pipeline.train
         assert (train.seq_len, train.model, train.optimizer) == (48, real.train.model, real.train.optimizer)
         assert train.init_from == real.train.init_from
+        assert train.ema and (train.ema.decay, train.ema.from_step) == (0.9, 0), "its saves are as large"
         assert "STOKER_TRAIN__SEQ_LEN" not in os.environ
         assert os.environ["STOKER_TEST_STEP_S"] == "0.05"
         sockets = Path(os.environ["RUNTIME_DIRECTORY"])

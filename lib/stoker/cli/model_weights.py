@@ -81,13 +81,18 @@ def weights_option(function: F) -> F:
 def mean_options(function: F) -> F:
     """Adds `--last` and `--share`, which make a mean, and `--weights`."""
     last = click.option("--last", type=click.IntRange(1), help="The mean of the N newest of FILE's run.")
-    share = click.option("--share", metavar="A,B,...", default="", help="Of each in the mean, 1 together.")
+    share = click.option("--share", metavar="A,B,...", help="Of each in the mean, 1 together.")
     return last(share(weights_option(function)))
 
 
 @contextmanager
 def proven_weights(
-    paths: Sequence[Path], *, kind: str, promoted: bool = False, last: int | None = None, share: str = ""
+    paths: Sequence[Path],
+    *,
+    kind: str,
+    promoted: bool = False,
+    last: int | None = None,
+    share: str | None = None,
 ) -> Iterator[Weights]:
     """Yields the weights that a command names; each checkpoint is proven, and held until the block ends.
 
@@ -108,12 +113,13 @@ def proven_weights(
         run = run_at(paths[0])
         usable = candidates(find_checkpoints(run.checkpoints), ancestry(read_timelines(run.timelines)))
         if len(usable) < last:
-            raise UsageError(f"{run.root} has {len(usable)} checkpoints in its history; ask for no more")
+            here = f"{run.root} has {len(usable)} checkpoints in its history"
+            raise UsageError(f"{here}; name FILE or a run's directory, and ask for no more")
         found = [entry.path for entry in reversed(usable[:last])]
     else:
         named = [checkpoints_at(run_at(path).root if path.is_file() else path) for path in paths]
         found = [max(each, key=lambda one: one.name) for each in named]
-    shares = parse_shares(share, len(found)) if share else [1.0] * len(found)
+    shares = [1.0] * len(found) if share is None else parse_shares(share, len(found))
     with ExitStack() as held:
         inputs = [_proven(*one, held, STEMS[kind]) for one in zip(found, shares, strict=True)]
         if digest not in (None, inputs[0].digest):
@@ -171,9 +177,10 @@ def _require_a_mean(inputs: Sequence[Input]) -> None:
     for one in inputs:
         if (other := known.setdefault(one.digest, one)) is not one:
             raise UsageError(f"{other.directory} and {one.directory} are the same checkpoint; name it once")
-        if _kin(one) != _kin(inputs[0]):
+        first, kin = _kin(inputs[0]), _kin(one)
+        if differing := sorted(key for key in first.keys() | kin.keys() if first.get(key) != kin.get(key)):
             both = f"{inputs[0].directory} and {one.directory}"
-            raise DataError(f"{both} are not of one run, model.json and tokenizer.json: no mean is a model")
+            raise DataError(f"{both} are of another {', '.join(differing)}: no mean of them is a model")
     # Wherever they have been copied to, the longest log knows all rollbacks.
     places = {place for one in inputs for place in (one.directory, *one.directory.resolve().parents[:3])}
     log = max((place / TIMELINES_COPY for place in places), key=lambda log: read_timelines(log).current)
@@ -183,7 +190,8 @@ def _require_a_mean(inputs: Sequence[Input]) -> None:
             raise DataError(f"{one.directory} is past a rollback, as {log} says; leave it out of the mean")
 
 
-def _kin(one: Input) -> tuple[object, ...]:
+def _kin(one: Input) -> dict[str, object]:
     """Returns what checkpoints have in common that a mean may be of; windows may differ in length."""
     model = parse_json((one.directory / "model.json").read_bytes())
-    return one.body.raw.get("run_id"), one.body.files["tokenizer.json"], {**model, "seq_len": 0}
+    kin = {"run_id": one.body.raw.get("run_id"), "tokenizer.json": one.body.files["tokenizer.json"]}
+    return {**model, **kin, "seq_len": 0}

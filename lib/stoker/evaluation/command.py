@@ -70,7 +70,7 @@ def find_suite(name: str) -> Path:
 
 
 def _subject(
-    sources: Sequence[Path], kind: str = "raw", last: int | None = None, share: str = ""
+    sources: Sequence[Path], kind: str = "raw", last: int | None = None, share: str | None = None
 ) -> dict[str, Any]:
     with proven_weights(sources, kind=kind, last=last, share=share) as weights:  # the worker holds them again
         directory, of = weights.newest.directory.absolute(), str(weights) if weights.about else ""

@@ -17,7 +17,7 @@ from stoker.plan.positions import Position, books
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, skips
 from stoker.store.errors import DataError, UsageError, storage_errors
 from stoker.store.layout import RunLayout
-from stoker.store.record import read_record
+from stoker.store.record import parse_json, read_record
 from stoker.supervise.evaluation.lines import newest, read_lines
 from stoker.supervise.run.early_stop import newest_evaluation, read_evaluations
 from stoker.supervise.run.record import parse_record
@@ -91,10 +91,12 @@ def facts_of(weights: Weights) -> dict[str, Any]:
     timelines = read_timelines(directory / TIMELINES_COPY)
     measured = _heldout(directory.resolve(), body, timelines)
     record = body.raw.get("run_record") or {}
+    model = parse_json((directory / "model.json").read_bytes())
     return {
         "v": 1,
         **{name: body.raw.get(name) for name in ("run", "run_id", "step", "timeline", "tokens")},
-        **{name: record.get(name) for name in ("seq_len", "seed", "dataset", "dataset_version", "build_id")},
+        **{name: record.get(name) for name in ("seed", "dataset", "dataset_version", "build_id")},
+        "seq_len": model["seq_len"],  # a phase may have lengthened it
         **_data(directory, body, timelines),
         **(dict.fromkeys(measured) if weights.about else measured),
         "tokenizer_sha256": body.files["tokenizer.json"].sha256,

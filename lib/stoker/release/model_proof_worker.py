@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.cli.model_weights import STEMS, Weights, held_weights
+from stoker.cli.model_weights import STEMS, Input, Weights, held_weights
 from stoker.kit.workers.child import Report, run_worker
 from stoker.release.sampling import load_model
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.training.model.transformer import Model
-from stoker.training.state import SavedState, load_tensors, model_tensors
+from stoker.training.state import model_tensors
 
 TOLERANCE = 1e-4  # absolute, between logits
 PROMPTS = (1, 9, 1 << 30)  # tokens, where the model takes so many at once
@@ -72,14 +73,25 @@ def made_texts(tokenizer: Any, ids: int) -> Iterator[str]:
 
 
 def _model_of(weights: Weights) -> Model:
-    """Returns the model; a mean is computed otherwise than where the directory was written."""
+    """Returns the model; a mean is computed otherwise than where the directory was written.
+
+    Of each checkpoint of a mean one tensor is in memory.
+    """
     stem, zero = STEMS[weights.kind], torch.zeros((), dtype=torch.float64)
     model, whole = load_model(weights.newest.directory, stem), sum(one.share for one in weights.inputs)
-    saved = [load_tensors(SavedState(one.directory, one.body.raw), stem) for one in weights.inputs]
+    opened = [_opened(one, stem) for one in weights.inputs]
     for name, target in model_tensors(model).items():
-        values = zip((found[name].double() for found in saved), weights.inputs, strict=True)
+        values = zip((files[name].get_tensor(name).double() for files in opened), weights.inputs, strict=True)
         target.copy_(sum((each * (one.share / whole) for each, one in values), zero))
     return model
+
+
+def _opened(one: Input, stem: str) -> dict[str, Any]:
+    """Returns the open file of each tensor of a checkpoint, by the tensor's name."""
+    files: list[Any] = [
+        safe_open(one.directory / name, "pt") for name in one.body.files if name.startswith(stem)
+    ]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
 
 @torch.inference_mode()

@@ -33,7 +33,7 @@ from stoker.store.layout import RuntimeLayout
 
 ENDLESS = 10**8  # steps: it is stopped before
 SAVES_IN_ALL = 60  # within the time: the kills wait for saves
-SAVE_BYTES = 4 * 12  # a parameter: weight and two moments, in the newest, the best, one begun, one going
+SAVES = 4  # at once: the newest, the best, one begun, one going
 SPARE_BYTES = 256 << 20
 
 
@@ -99,7 +99,8 @@ def _made(pipeline: Pipeline, homes: Mapping[str, Path], every_s: float) -> Scra
         raise UnavailableError(f"{pipeline.dataset.source.place} has no files to rehearse with; add data")
     source_bytes, used_bytes = sum(whole.values()), sum(files.values())
     # A file is fetched, copied to hot and built; `stage.free_floor` stays free.
-    needed = 3 * used_bytes + SAVE_BYTES * parameters(pipeline) + SPARE_BYTES + pipeline.stage.free_floor
+    saved = SAVES * (16 if pipeline.train.ema else 12) * parameters(pipeline)  # weight, moments, average
+    needed = 3 * used_bytes + saved + SPARE_BYTES + pipeline.stage.free_floor
     for place in {home.parent for home in homes.values()}:
         if needed > (free := shutil.disk_usage(place).free):
             why = f"it takes {format_bytes(needed)} with stage.free_floor, {format_bytes(free)} are free"
@@ -116,6 +117,8 @@ def _made(pipeline: Pipeline, homes: Mapping[str, Path], every_s: float) -> Scra
     train = body["train"]
     train |= {"steps": ENDLESS, "tokens": None, "phases": [], "on_checkpoint": None, "on_promoted": None}
     train["evaluate"]["patience"] = None
+    if train.get("ema"):
+        train["ema"]["from_step"] = 0  # within the time: each save has it
     often = {"every": write_duration(round(every_s, 1)), "every_steps": None, "busy": "skip"}
     train["checkpoint"] |= {**often, "keep_last": 1, "keep_every": None, "milestones": []}
     file = homes["state"] / f"{name}.yaml"
