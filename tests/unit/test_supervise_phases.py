@@ -174,6 +174,10 @@ def test_the_curve_and_the_rows_of_a_schedule_are_those_of_each_step(
         ),
         ("seq_len: 4096", ["which the model has not seen", "2 x the beginning"]),
         (
+            "seq_len: 4096, rope: {theta: 5e5}}, {name: b, from: 6, seq_len: 8192",
+            ["2 x the beginning", "4 x the beginning"],
+        ),
+        (
             "seq_len: 8192, rope: {yarn: {factor: 2, original_seq_len: 2048}}",
             [
                 "8192 tokens are more than 2 x 2048, which yarn's factor allows; raise it to 4",

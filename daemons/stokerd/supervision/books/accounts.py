@@ -205,7 +205,7 @@ class Accounts:
         return linear(self.planner.plan, at.position) - made
 
     def windows_of_another_length(self, at: Checkpoint) -> int:
-        """Returns how many windows a launch reads first that were planned with another seq_len than its own."""
+        """Returns how many windows a launch reads first that were planned with another seq_len than its."""
         length, plan = self.config.at(at.step).seq_len, self.planner.plan
         begin = next((one.n for one in reaching(plan, at.position) if one.seq_len == length), None)
         behind = 0 if begin is None else self.windows_left(Position(begin, 0))
