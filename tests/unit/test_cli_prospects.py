@@ -51,12 +51,17 @@ def test_data_that_never_opens_the_gate_or_does_not_last_is_told(
     assert said(load_text(tmp_path, MINIMAL + MORE), data) == told
 
 
-def test_the_step_at_which_the_data_ends_is_named(tmp_path: Path) -> None:
-    (fault,) = disappointments(
-        load_text(tmp_path, MINIMAL + MORE.replace("5000", "0")), whole(2, 4_000, 1000, complete=True), 1.0
-    )
-    assert "10 steps take 10,000 tokens" in fault.text
-    assert "with 2 epochs the run ends at about step 8" in fault.text
+@pytest.mark.parametrize(
+    ("phases", "tokens", "ends"),
+    [("", "10,000", 8), ("  phases: [{name: wide, from: 5, global_batch: 50}]\n", "30,000", 5)],
+)
+def test_the_step_at_which_the_data_ends_is_named(
+    tmp_path: Path, phases: str, tokens: str, ends: int
+) -> None:
+    text = MINIMAL + phases + MORE.replace("5000", "0")
+    (fault,) = disappointments(load_text(tmp_path, text), whole(2, 4_000, 1000, complete=True), 1.0)
+    assert f"10 steps take {tokens} tokens" in fault.text
+    assert f"with 2 epochs the run ends at about step {ends};" in fault.text
 
 
 def test_a_limit_bounds_what_the_sources_text_will_become(tmp_path: Path) -> None:

@@ -14,18 +14,19 @@ from stoker.plan.consumption import Holdings, consumed_body, read_holdings
 from stoker.plan.growth import AHEAD_BATCHES
 from stoker.plan.log import Plan
 from stoker.plan.positions import START, Position, left_after
-from stoker.plan.residency import reach_from
+from stoker.plan.residency import ShardSet, next_use, reach_from, to_evict
 from stoker.store.errors import StorageError
 from stoker.store.layout import StateLayout
 from stoker.store.record import write_record
-from stoker.supervise.actions import KeepBooks
+from stoker.supervise.actions import Job, KeepBooks
 from stoker.supervise.mirror.inventory import Checkpoint
-from stoker.supervise.run.gates import gate_wants
+from stoker.supervise.run.gates import Gate, gate_wants
 from stoker.supervise.state import Phase
 from stokerd.supervision.books import data
 from stokerd.supervision.books.accounts import Accounts
 from stokerd.supervision.books.data import STALL_S
 from stokerd.supervision.effects import KEEP_S, Effects
+from stokerd.supervision.keep import _hold_out
 from support.config_files import train_of
 from support.pipelines import make_pipeline
 from support.plan_data import fake_set, plan_of, segment
@@ -168,3 +169,21 @@ def test_a_supervisor_that_starts_anew_goes_on_in_parts(hot: Hot, tmp_path: Path
     one = Launches(hot, tmp_path, Position(1, 0))
     one.look()
     assert one.reach == Position(1, 0)
+
+
+def test_a_hot_disk_full_of_planned_sets_makes_room_for_a_later_phases_held_out_windows() -> None:
+    planned = [fake_set(str(n))[0] for n in range(3)]
+    books: Any = SimpleNamespace(reach=None, keep=lambda at: None)
+    planner = SimpleNamespace(note_wants=lambda *wants: None)
+    readiness = SimpleNamespace(
+        needed={"held": ""}, gate=None, launchable=lambda pin: [Gate("closed", "bringing back 1 shard set")]
+    )
+    readiness.to_prove = lambda: None
+    run: Any = SimpleNamespace(data=readiness, planner=planner, accounts=books, at=None)
+    assert list(_hold_out(run, None, Job("heldout"))) == []
+    holdings = [Holdings("main", PLAN, START, ("held",), reach=books.reach)]
+    sets = [ShardSet(key, 10, 1, hot=True, warm=True) for key in planned]
+    sets.append(ShardSet("held", 10, 1, hot=False, warm=True))
+    rank = next_use(holdings, [])
+    leaving, _ = to_evict(sets, holdings, rank, free_bytes=0, wanted_free_bytes=10, keep_sets=1)
+    assert leaving == [planned[2]]

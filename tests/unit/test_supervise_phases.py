@@ -13,6 +13,9 @@ from stoker.cli.main import exit_code
 from stoker.config.checks import notes
 from stoker.plan.growth import Cut
 from stoker.plan.positions import START, Position, Skip, left_after
+from stoker.store.files import make_dir
+from stoker.store.record import write_record
+from stoker.supervise.audit.audit import _View
 from stoker.supervise.mirror.inventory import Checkpoint
 from stoker.supervise.run.launch_record import Launch, passes_a_phase, phase_change
 from stokerd.sharding import parallelism
@@ -66,6 +69,24 @@ def test_a_launch_ends_where_the_next_phase_begins_and_the_plan_is_cut_there(
     assert Accounts.windows_ahead(accounts(skip), at(step, offset)) == 0
 
 
+def test_windows_that_were_planned_with_another_length_are_counted() -> None:
+    """A longer horizon or a rollback goes back to before a phase, whose windows are planned."""
+    made = accounts(skip := (Position(1, 0), Position(1, 4)))
+    made.planner.plan = plan = plan_of(
+        segment(0, 40, seq_len=64), segment(1, 10, seq_len=128), segment(2, 9, seq_len=64)
+    )
+    made.windows_left = lambda position: left_after(plan, position, [skip])
+    for step, place, count in (
+        (5, Position(0, 10), 0),
+        (5, Position(0, 40), 6),  # of the longer ones; what is skipped does not count
+        (5, Position(1, 10), 0),
+        (20, Position(0, 10), 30),
+        (20, Position(2, 2), 7),  # to the plan's end
+    ):
+        there = Checkpoint(Path(), step, {"position": place.as_list()})
+        assert Accounts.windows_of_another_length(made, there) == count
+
+
 @pytest.mark.parametrize(
     ("resume_step", "until", "passes"),
     [(0, None, True), (0, 15, True), (0, 10, False), (0, 4, False), (10, 20, False), (30, None, False)],
@@ -110,6 +131,17 @@ def test_a_phase_is_told_once_as_it_begins_and_whenever_its_settings_change(
     assert phase_change(before, now) == change
 
 
+@pytest.mark.parametrize(("until", "batch"), [(4, 64), (3, 2), (None, 2)])
+def test_the_data_may_end_where_a_phase_with_larger_batches_would_begin(
+    tmp_path: Path, until: int | None, batch: int
+) -> None:
+    pipeline = load_text(tmp_path, f"{MINIMAL}  phases: [{{name: wide, from: 4, global_batch: 64}}]\n")
+    layout = pipeline.layout.run(pipeline.train.run)
+    make_dir(layout.root)
+    write_record(layout.launch, {"v": 1, "global_batch": 2, "until": until})
+    assert _View(pipeline, layout).global_batch == batch
+
+
 def test_the_curve_and_the_rows_of_a_schedule_are_those_of_each_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +173,10 @@ def test_the_curve_and_the_rows_of_a_schedule_are_those_of_each_step(
             ["about 96.0 MiB for activations, 2 x the beginning"],
         ),
         ("seq_len: 4096", ["which the model has not seen", "2 x the beginning"]),
+        (
+            "seq_len: 4096, rope: {theta: 5e5}}, {name: b, from: 6, seq_len: 8192",
+            ["2 x the beginning", "4 x the beginning"],
+        ),
         (
             "seq_len: 8192, rope: {yarn: {factor: 2, original_seq_len: 2048}}",
             [

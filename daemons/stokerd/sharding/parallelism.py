@@ -12,7 +12,7 @@ from typing import Any
 from stoker.corpus.schedule.parallelism import SHORT_S, Measure, Number, builders_way, copies_way
 from stoker.kit.daemon import DaemonContext
 from stoker.observe.machine import PressureGauge
-from stoker.plan.positions import linear
+from stoker.plan.positions import Accounts
 from stoker.plan.residency import reaching
 from stoker.store.errors import DataError
 from stokerd.sharding.effects import Effect, event
@@ -91,9 +91,8 @@ def _ahead_s(state: State) -> float:
     for run in state.runs.holdings:
         if not run.finished and run.windows_per_s:
             with contextlib.suppress(DataError):  # the supervisor is just repairing the plan
-                place, length = linear(run.plan, run.low_water), state.context.pipeline.train.seq_len
-                read = [(one, place - run.plan.starts[one.n]) for one in run.plan.segments]
-                used = sum(min(max(0, windows), one.windows) * one.seq_len for one, windows in read)
-                length = next((one.seq_len for one in reaching(run.plan, run.low_water)), length)
-                ahead.append((tokens - used) / length / run.windows_per_s)
+                left = tokens - Accounts(run.plan).tokens(run.low_water)
+                lengths = (one.seq_len for one in reaching(run.plan, run.low_water))
+                length = next(lengths, state.context.pipeline.train.seq_len)
+                ahead.append(left / length / run.windows_per_s)
     return min(ahead, default=math.inf)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stoker.config.checks import unusual_tokens
 from stoker.corpus.records.dataset import DatasetPin
-from stoker.plan.positions import Position
+from stoker.plan.positions import START, Position
 from stoker.supervise.actions import Job
 from stoker.supervise.run.gates import Gate, first_closed
 from stoker.supervise.state import Phase
@@ -68,6 +68,7 @@ def _begin(run: Run, pin: DatasetPin | None) -> Iterator[Job]:
 def _hold_out(run: Run, pin: DatasetPin | None, job: Job) -> Iterator[Job]:
     """Has held-out windows copied as soon as the sets with them are on hot and proven."""
     data = run.data
+    run.accounts.reach = START  # no launch reads the plan meanwhile: its sets make room on a small disk
     run.planner.note_wants(data.needed, data.needed)  # no entry of the plan may keep them on hot
     run.accounts.keep(run.at)
     data.gate = first_closed(data.launchable(pin))

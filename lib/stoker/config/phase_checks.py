@@ -39,7 +39,6 @@ def phase_rules(train: Train) -> Iterator[Rule]:
 
 def phase_notes(train: Train) -> Iterator[Rule]:
     """Yields what may surprise of a longer context."""
-    longest, evaluated = max(one.seq_len for one in train.settings), train.evaluate.tokens
     for n, (phase, now) in enumerate(zip(train.phases, train.settings[1:], strict=True)):
         key, length, times = f"train.phases.{n}.seq_len", now.seq_len, now.seq_len / train.seq_len
         if times <= 1 or (phase.seq_len is None and phase.rope is None):
@@ -49,11 +48,10 @@ def phase_notes(train: Train) -> Iterator[Rule]:
         if now.rope and (yarn := now.rope.yarn) and times > yarn.factor:
             reach = f"{yarn.factor:g} x {train.seq_len}, which yarn's factor allows"
             yield True, key, f"{length} tokens are more than {reach}; raise it to {times:g}"
-        if length == longest:
-            # As a trainer on a CPU estimates it before it tries: float32, without the logits.
-            size = 4 * length * train.model.layers * (16 * train.model.width + 6 * train.model.ffn_width)
-            told = f"a pass of one window of {length} tokens takes about {format_bytes(size)} for activations"
-            less = "in float32; bfloat16 takes half, recompute: blocks little"
-            yield True, key, f"{told}, {times:g} x the beginning's, {less}"
-            few = f"{evaluated} tokens fill no window of the {length} of {phase.name}; raise it"
-            yield 0 < evaluated <= length, "train.evaluate.tokens", few
+        # As a trainer on a CPU estimates it before it tries: float32, without the logits.
+        size = 4 * length * train.model.layers * (16 * train.model.width + 6 * train.model.ffn_width)
+        told = f"a pass of one window of {length} tokens takes about {format_bytes(size)} for activations"
+        less = "in float32; bfloat16 takes half, recompute: blocks little"
+        yield True, key, f"{told}, {times:g} x the beginning's, {less}"
+        few = f"{train.evaluate.tokens} tokens fill no window of the {length} of {phase.name}; raise it"
+        yield 0 < train.evaluate.tokens <= length, "train.evaluate.tokens", few

@@ -141,16 +141,8 @@ class External(Section):
 OF_BUILT_IN = (
     *("train.seed", "train.tokens", "train.model", "train.seq_len", "train.global_batch"),
     *("train.micro_batch", "train.precision", "train.deterministic", "train.compile", "train.recompute"),
-    *(
-        "train.optimizer",
-        "train.schedule",
-        "train.ema",
-        "train.phases",
-        "train.evaluate",
-        "train.launcher",
-        "train.checkpoint.every",
-    ),
-    *("train.checkpoint.every_steps", "train.checkpoint.busy"),
+    *("train.optimizer", "train.schedule", "train.ema", "train.phases", "train.evaluate", "train.launcher"),
+    *("train.checkpoint.every", "train.checkpoint.every_steps", "train.checkpoint.busy"),
 )
 
 

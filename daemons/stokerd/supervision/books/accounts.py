@@ -15,7 +15,7 @@ from stoker.plan.consumption import Holdings, consumed_body
 from stoker.plan.growth import Cut
 from stoker.plan.log import read_plan
 from stoker.plan.positions import START, Position, Skip, left_after, linear
-from stoker.plan.residency import ahead_windows
+from stoker.plan.residency import ahead_windows, reaching
 from stoker.plan.timelines import Timelines, ancestry, read_timelines, restore_timelines, skips
 from stoker.store.errors import DataError, StorageError
 from stoker.store.layout import TRAIN_SUPERVISOR
@@ -203,6 +203,13 @@ class Accounts:
         """Returns by how many windows, which rollbacks skip, the data is ahead of a checkpoint's step."""
         made = self.windows_left(START) - self.windows_left(at.position)
         return linear(self.planner.plan, at.position) - made
+
+    def windows_of_another_length(self, at: Checkpoint) -> int:
+        """Returns how many windows a launch reads first that were planned with another seq_len than its."""
+        length, plan = self.config.at(at.step).seq_len, self.planner.plan
+        begin = next((one.n for one in reaching(plan, at.position) if one.seq_len == length), None)
+        behind = 0 if begin is None else self.windows_left(Position(begin, 0))
+        return max(0, self.windows_left(at.position) - behind)
 
     def moved(self, position: Position) -> None:
         """Takes in the trainer's position; a long wait for data does not count towards its speed."""

@@ -36,6 +36,7 @@ class LaunchBook:
         if change := launch_record.phase_change(before[-1].settings if before else {}, body):
             words = {"step": step, "phase": body.get("phase", ""), "message": change[1]}
             words["windows_ahead"] = run.accounts.windows_ahead(run.at)
+            words["windows_of_another_length"] = run.accounts.windows_of_another_length(run.at)
             run.events.record("phase_began" if change[0] else "phase_changed", **words)
         return body
 

@@ -6,6 +6,7 @@ All figures are estimates and never a reason to refuse. Each warning names its a
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -84,7 +85,9 @@ def _short_data(pipeline: Pipeline, whole: DataInView) -> Iterator[Fault]:
     epochs, (steps, tokens) = pipeline.plan.epochs, whole_run(pipeline)
     if epochs is None or tokens <= (there := whole.train_tokens * epochs):
         return
-    last = plural(epochs, "epoch") + f" the run ends at about step {there * steps // tokens}"
+    left = pipeline.train.tokens_of  # a step of a later phase may take more
+    end = bisect_right(range(steps), there, key=lambda step: tokens - left(step, steps)) - 1
+    last = plural(epochs, "epoch") + f" the run ends at about step {end}"
     yield Fault(
         ("plan", "epochs"),
         f"{steps} steps take {format_count(tokens)} tokens, and {_told(whole)}: with "

@@ -135,7 +135,9 @@ class _View:
         with contextlib.suppress(DataError):  # the data audit reports it
             self.pin = read_pin(pipeline.layout, pipeline.dataset.name)
         self.horizon = int(launch.get("steps") or pipeline.train.horizon)
-        self.global_batch = int(launch.get("global_batch", pipeline.train.global_batch))
+        phases = pipeline.train.settings  # one that the launch ended before needs a batch of its own
+        following = [one.global_batch for one in phases if one.start == launch.get("until")]
+        self.global_batch = max([int(launch.get("global_batch", pipeline.train.global_batch)), *following])
         is_finished = self.record is not None and self.record.state == "finished"
         self.finished = self.record.finished if self.record is not None and is_finished else None
 

@@ -75,7 +75,6 @@ def growth_policy(pipeline: Pipeline) -> GrowthPolicy:
         hold_s=plan.hold,
         epochs=plan.epochs,
         first_segment_tokens=train.start_when.tokens,
-        dataset=pipeline.dataset.name,
     )
 
 
