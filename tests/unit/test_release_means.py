@@ -152,7 +152,7 @@ def other(home: Path, *, kv_heads: int = 2, **how: Any) -> Path:
         (lambda home, _: other(home, body={"run_id": "cd" * 16}), "", 65, "are of another run_id: no mean"),
         (lambda home, _: other(home, kv_heads=1), "", 65, "are of another kv_heads: no mean"),
         (lambda home, _: other(home, rope={"theta": 5e5}), "", 65, "are of another rope: no mean"),
-        (lambda home, _: other(home, tokenizer=SPACED), "", 65, "are of another tokenizer.json: no mean"),
+        (lambda home, _: other(home, tokenizer=SPACED), "", 65, "are of another tokenizer: no mean"),
         (lambda home, _: other(home, change=infinite), "", 65, "norm.weight has values that are not finite"),
         (lambda home, _: other(home), "--weights ema", 65, "has no averaged weights: train.ema was off"),
         (lambda home, _: other(home), "--share 0.2,0.3,0.5", 64, "give 2 numbers"),

@@ -21,6 +21,7 @@ from stoker.store.record import parse_json
 
 STEMS = {"raw": "model-", "ema": "ema-"}  # of a checkpoint's files with weights, by their kind
 TOLERANCE = 1e-6  # between the sum of the shares and 1
+EQUAL = "equal"  # shares; an empty text may be a mistake
 
 
 class CheckpointGone(DataError):
@@ -81,18 +82,13 @@ def weights_option(function: F) -> F:
 def mean_options(function: F) -> F:
     """Adds `--last` and `--share`, which make a mean, and `--weights`."""
     last = click.option("--last", type=click.IntRange(1), help="The mean of the N newest of FILE's run.")
-    share = click.option("--share", metavar="A,B,...", help="Of each in the mean, 1 together.")
+    share = click.option("--share", metavar="A,B,...", default=EQUAL, help="Of each in the mean, 1 together.")
     return last(share(weights_option(function)))
 
 
 @contextmanager
 def proven_weights(
-    paths: Sequence[Path],
-    *,
-    kind: str,
-    promoted: bool = False,
-    last: int | None = None,
-    share: str | None = None,
+    paths: Sequence[Path], *, kind: str, promoted: bool = False, last: int | None = None, share: str = EQUAL
 ) -> Iterator[Weights]:
     """Yields the weights that a command names; each checkpoint is proven, and held until the block ends.
 
@@ -113,13 +109,12 @@ def proven_weights(
         run = run_at(paths[0])
         usable = candidates(find_checkpoints(run.checkpoints), ancestry(read_timelines(run.timelines)))
         if len(usable) < last:
-            here = f"{run.root} has {len(usable)} checkpoints in its history"
-            raise UsageError(f"{here}; name FILE or a run's directory, and ask for no more")
+            raise UsageError(f"{run.root} has {len(usable)} checkpoints in its history; name FILE, or fewer")
         found = [entry.path for entry in reversed(usable[:last])]
     else:
         named = [checkpoints_at(run_at(path).root if path.is_file() else path) for path in paths]
         found = [max(each, key=lambda one: one.name) for each in named]
-    shares = [1.0] * len(found) if share is None else parse_shares(share, len(found))
+    shares = [1.0] * len(found) if share == EQUAL else parse_shares(share, len(found))
     with ExitStack() as held:
         inputs = [_proven(*one, held, STEMS[kind]) for one in zip(found, shares, strict=True)]
         if digest not in (None, inputs[0].digest):
@@ -192,6 +187,5 @@ def _require_a_mean(inputs: Sequence[Input]) -> None:
 
 def _kin(one: Input) -> dict[str, object]:
     """Returns what checkpoints have in common that a mean may be of; windows may differ in length."""
-    model = parse_json((one.directory / "model.json").read_bytes())
-    kin = {"run_id": one.body.raw.get("run_id"), "tokenizer.json": one.body.files["tokenizer.json"]}
-    return {**model, **kin, "seq_len": 0}
+    model = parse_json((one.directory / "model.json").read_bytes()) | {"seq_len": 0}
+    return {**model, "run_id": one.body.raw.get("run_id"), "tokenizer": one.body.files["tokenizer.json"]}

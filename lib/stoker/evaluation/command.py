@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.model_weights import mean_options, proven_weights
+from stoker.cli.model_weights import EQUAL, mean_options, proven_weights
 from stoker.cli.options import PATH, TEXT, answer, did_you_mean, json_option
 from stoker.cli.worker_jobs import Workers
 from stoker.config.load import examples_dir
@@ -70,7 +70,7 @@ def find_suite(name: str) -> Path:
 
 
 def _subject(
-    sources: Sequence[Path], kind: str = "raw", last: int | None = None, share: str | None = None
+    sources: Sequence[Path], kind: str = "raw", last: int | None = None, share: str = EQUAL
 ) -> dict[str, Any]:
     with proven_weights(sources, kind=kind, last=last, share=share) as weights:  # the worker holds them again
         directory, of = weights.newest.directory.absolute(), str(weights) if weights.about else ""

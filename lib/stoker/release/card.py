@@ -90,13 +90,12 @@ def facts_of(weights: Weights) -> dict[str, Any]:
     directory, body = weights.newest.directory, weights.newest.body
     timelines = read_timelines(directory / TIMELINES_COPY)
     measured = _heldout(directory.resolve(), body, timelines)
-    record = body.raw.get("run_record") or {}
-    model = parse_json((directory / "model.json").read_bytes())
+    model = parse_json((directory / "model.json").read_bytes())  # a phase may have lengthened its context
+    record = {**(body.raw.get("run_record") or {}), "seq_len": model["seq_len"]}
     return {
         "v": 1,
         **{name: body.raw.get(name) for name in ("run", "run_id", "step", "timeline", "tokens")},
-        **{name: record.get(name) for name in ("seed", "dataset", "dataset_version", "build_id")},
-        "seq_len": model["seq_len"],  # a phase may have lengthened it
+        **{name: record.get(name) for name in ("seq_len", "seed", "dataset", "dataset_version", "build_id")},
         **_data(directory, body, timelines),
         **(dict.fromkeys(measured) if weights.about else measured),
         "tokenizer_sha256": body.files["tokenizer.json"].sha256,

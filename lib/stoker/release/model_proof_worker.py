@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch.nn import functional as F  # noqa: N812 - the usual name in torch code
 
-from stoker.cli.model_weights import STEMS, Input, Weights, held_weights
+from stoker.cli.model_weights import STEMS, Weights, held_weights
 from stoker.kit.workers.child import Report, run_worker
 from stoker.release.sampling import load_model
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.training.model.transformer import Model
+from stoker.training.model.transformers_weights import open_weights
 from stoker.training.state import model_tensors
 
 TOLERANCE = 1e-4  # absolute, between logits
@@ -79,19 +79,11 @@ def _model_of(weights: Weights) -> Model:
     """
     stem, zero = STEMS[weights.kind], torch.zeros((), dtype=torch.float64)
     model, whole = load_model(weights.newest.directory, stem), sum(one.share for one in weights.inputs)
-    opened = [_opened(one, stem) for one in weights.inputs]
+    opened = [open_weights(one.directory, "pt", stem) for one in weights.inputs]
     for name, target in model_tensors(model).items():
         values = zip((files[name].get_tensor(name).double() for files in opened), weights.inputs, strict=True)
         target.copy_(sum((each * (one.share / whole) for each, one in values), zero))
     return model
-
-
-def _opened(one: Input, stem: str) -> dict[str, Any]:
-    """Returns the open file of each tensor of a checkpoint, by the tensor's name."""
-    files: list[Any] = [
-        safe_open(one.directory / name, "pt") for name in one.body.files if name.startswith(stem)
-    ]
-    return {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
 
 @torch.inference_mode()

@@ -117,8 +117,7 @@ def _made(pipeline: Pipeline, homes: Mapping[str, Path], every_s: float) -> Scra
     train = body["train"]
     train |= {"steps": ENDLESS, "tokens": None, "phases": [], "on_checkpoint": None, "on_promoted": None}
     train["evaluate"]["patience"] = None
-    if train.get("ema"):
-        train["ema"]["from_step"] = 0  # within the time: each save has it
+    train["ema"] = train["ema"] and {**train["ema"], "from_step": 0}  # each save has it
     often = {"every": write_duration(round(every_s, 1)), "every_steps": None, "busy": "skip"}
     train["checkpoint"] |= {**often, "keep_last": 1, "keep_every": None, "milestones": []}
     file = homes["state"] / f"{name}.yaml"
