@@ -109,6 +109,7 @@ def test_transformers_computes_what_our_own_model_of_the_mean_does(run: Path, tm
     assert (told["proven"], told["weights"], told["step"]) == (True, "ema", 30)
     assert [one["step"] for one in told["average"]] == [30, 10] and told["checkpoint_sha256"] is None
     assert told["heldout_loss"] is None and told["evaluations"] == []
+    assert told["seq_len"] == 64, "the model's, which a phase may have lengthened"
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"| 10 | 0 | 0.5 | {told['average'][1]['sha256']} |" in card and "| weights | ema |" in card
 

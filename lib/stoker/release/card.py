@@ -24,14 +24,8 @@ from stoker.supervise.run.record import parse_record
 
 MOST_BYTES = 1 << 20  # of a maker's text
 TEMPLATE = Path(__file__).with_name("card.md")
-ELSEWHERE = (
-    "v",
-    "license",
-    "proven",
-    "versions",
-    "evaluations",
-    "average",
-)  # facts that the card has in other places, or not at all
+# Facts that the card has in other places, or not at all.
+ELSEWHERE = ("v", "license", "proven", "versions", "evaluations", "average")
 DATA = ("windows_applied", "windows_skipped", "epochs_begun", "shard_sets")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _MARKUP = re.compile(r"([!-/:-@\[-`{-~])")

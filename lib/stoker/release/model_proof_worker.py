@@ -23,8 +23,7 @@ from stoker.release.sampling import load_model
 from stoker.shards.tokenize.engine import HFEngine
 from stoker.shards.tokenize.tokenizer import load_tokenizer
 from stoker.training.model.transformer import Model
-from stoker.training.model.transformers_weights import open_weights
-from stoker.training.state import model_tensors
+from stoker.training.state import SavedState, load_tensors, model_tensors
 
 TOLERANCE = 1e-4  # absolute, between logits
 PROMPTS = (1, 9, 1 << 30)  # tokens, where the model takes so many at once
@@ -73,15 +72,12 @@ def made_texts(tokenizer: Any, ids: int) -> Iterator[str]:
 
 
 def _model_of(weights: Weights) -> Model:
-    """Returns the model; a mean is computed otherwise than where the directory was written.
-
-    Of each checkpoint of a mean one tensor is in memory.
-    """
+    """Returns the model; a mean is computed otherwise than where the directory was written."""
     stem, zero = STEMS[weights.kind], torch.zeros((), dtype=torch.float64)
     model, whole = load_model(weights.newest.directory, stem), sum(one.share for one in weights.inputs)
-    opened = [open_weights(one.directory, "pt", stem) for one in weights.inputs]
+    saved = [load_tensors(SavedState(one.directory, one.body.raw), stem) for one in weights.inputs]
     for name, target in model_tensors(model).items():
-        values = zip((files[name].get_tensor(name).double() for files in opened), weights.inputs, strict=True)
+        values = zip((found[name].double() for found in saved), weights.inputs, strict=True)
         target.copy_(sum((each * (one.share / whole) for each, one in values), zero))
     return model
 

@@ -21,12 +21,7 @@ MOST_GRAPHS = 64
 
 
 def compile_blocks(
-    model: Model,
-    launch: Launch,
-    numerics: Numerics,
-    compute: Compute,
-    *,
-    heldouts: Sequence[Sequence[int]],
+    model: Model, launch: Launch, numerics: Numerics, compute: Compute, *, heldouts: Sequence[Sequence[int]]
 ) -> CompileCache:
     """Compiles the blocks, which share their code, for steps and for held-out windows of shapes (N, T + 1).
 

@@ -19,13 +19,13 @@ DTYPES = ("F32", "BF16", "F16")  # each becomes float32 without loss
 MOST_NAMED = 50  # tensors that differ: a quantized model has hundreds
 
 
-def open_weights(directory: Path, framework: Literal["np", "pt"], stem: str = "") -> dict[str, Any]:
-    """Returns the open safetensors file of each tensor, by the tensor's name; `stem` begins the files' names.
+def open_weights(directory: Path, framework: Literal["np", "pt"]) -> dict[str, Any]:
+    """Returns the open safetensors file of each tensor, by the tensor's name.
 
     Raises DataError where two files have the same tensor or there is none, SafetensorError.
     """
     found: dict[str, Any] = {}
-    for path in sorted(path for path in directory.glob(f"{stem}*.safetensors") if path.is_file()):
+    for path in sorted(path for path in directory.glob("*.safetensors") if path.is_file()):
         file: Any = safe_open(path, framework=framework)
         if twice := sorted(found.keys() & set(file.keys())):
             raise DataError(f"{path}: {twice[0]} is in another file, too")
