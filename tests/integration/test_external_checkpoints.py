@@ -216,7 +216,7 @@ def test_a_told_checkpoint_is_sealed_at_once_and_one_told_at_a_stop_by_the_next_
 def test_no_launch_begins_from_half_of_a_save_that_pauses_and_none_loses_what_was_whole(
     tmp_path: Path, how: str
 ) -> None:
-    run = make(tmp_path, PAUSES, how, train__external={"checkpoints": "out/*", "quiet": "0.2s"})
+    run = make(tmp_path, PAUSES, how, train__external={"checkpoints": "out/*", "quiet": "0.5s"})
     shutil.copy(str(stoker_client.__file__), tmp_path)
     (tmp_path / "die-1-30").touch()
     ended = run.once()
