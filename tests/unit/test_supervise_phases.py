@@ -11,6 +11,7 @@ import pytest
 
 from stoker.cli.main import exit_code
 from stoker.config.checks import notes
+from stoker.config.phase_checks import phase_memory
 from stoker.plan.growth import Cut
 from stoker.plan.positions import START, Position, Skip, left_after
 from stoker.store.files import make_dir
@@ -165,35 +166,34 @@ def test_the_curve_and_the_rows_of_a_schedule_are_those_of_each_step(
 
 
 @pytest.mark.parametrize(
-    ("phase", "told"),
+    ("phase", "warned", "told"),
     [
-        ("global_batch: 64", []),
+        ("global_batch: 64", [], []),
         (
             "seq_len: 4096, rope: {theta: 5e5}",
-            ["about 96.0 MiB for activations, 2 x the beginning"],
+            [],
+            ["phase a: a pass of one window of 4096 tokens takes about 96.0 MiB for activations"],
         ),
-        ("seq_len: 4096", ["which the model has not seen", "2 x the beginning"]),
+        ("seq_len: 4096", ["which the model has not seen"], ["2 x the beginning"]),
         (
             "seq_len: 4096, rope: {theta: 5e5}}, {name: b, from: 6, seq_len: 8192",
+            [],
             ["2 x the beginning", "4 x the beginning"],
         ),
         (
             "seq_len: 8192, rope: {yarn: {factor: 2, original_seq_len: 2048}}",
-            [
-                "8192 tokens are more than 2 x 2048, which yarn's factor allows; raise it to 4",
-                "4 x the beginning",
-            ],
-        ),
-        (
-            "seq_len: 200K, rope: {theta: 5e5}",
-            ["one window of 200000 tokens", "131072 tokens fill no window"],
+            ["8192 tokens are more than 2 x 2048, which yarn's factor allows; raise it to 4"],
+            ["4 x the beginning"],
         ),
     ],
 )
-def test_a_longer_context_is_told_with_its_numbers(tmp_path: Path, phase: str, told: list[str]) -> None:
+def test_a_longer_context_is_told_with_its_numbers(
+    tmp_path: Path, phase: str, warned: list[str], told: list[str]
+) -> None:
     pipeline = load_text(tmp_path, f"{MINIMAL}  phases: [{{name: a, from: 4, {phase}}}]\n")
-    found = [note.text for note in notes(pipeline) if "warmup_steps" not in note.path]
-    assert len(found) == len(told) and all(part in text for part, text in zip(told, found, strict=True))
+    notes_ = [note.text for note in notes(pipeline) if "warmup_steps" not in note.path]
+    for found, parts in ((notes_, warned), ([*phase_memory(pipeline.train)], told)):
+        assert len(found) == len(parts) and all(part in text for part, text in zip(parts, found, strict=True))
 
 
 def test_an_average_that_never_begins_is_told(tmp_path: Path) -> None:

@@ -48,10 +48,14 @@ def phase_notes(train: Train) -> Iterator[Rule]:
         if now.rope and (yarn := now.rope.yarn) and times > yarn.factor:
             reach = f"{yarn.factor:g} x {train.seq_len}, which yarn's factor allows"
             yield True, key, f"{length} tokens are more than {reach}; raise it to {times:g}"
-        # As a trainer on a CPU estimates it before it tries: float32, without the logits.
-        size = 4 * length * train.model.layers * (16 * train.model.width + 6 * train.model.ffn_width)
-        told = f"a pass of one window of {length} tokens takes about {format_bytes(size)} for activations"
-        less = "in float32; bfloat16 takes half, recompute: blocks little"
-        yield True, key, f"{told}, {times:g} x the beginning's, {less}"
-        few = f"{train.evaluate.tokens} tokens fill no window of the {length} of {phase.name}; raise it"
-        yield 0 < train.evaluate.tokens <= length, "train.evaluate.tokens", few
+
+
+def phase_memory(train: Train) -> Iterator[str]:
+    """Yields a sentence for each phase that has another length: what a pass takes of memory there."""
+    for before, now in pairwise(train.settings):
+        if now.seq_len != before.seq_len:
+            # As a trainer on a CPU estimates it before it tries: float32, without the logits.
+            a_token = 4 * train.model.layers * (16 * train.model.width + 6 * train.model.ffn_width)
+            size, times = format_bytes(now.seq_len * a_token), now.seq_len / train.seq_len
+            told = f"phase {now.name}: a pass of one window of {now.seq_len} tokens takes about {size} for"
+            yield f"{told} activations in float32, half in bfloat16, {times:g} x the beginning's"

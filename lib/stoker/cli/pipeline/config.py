@@ -25,6 +25,7 @@ from stoker.cli.worker_jobs import WorkerFailed, Workers
 from stoker.config.checks import Fault, disk_faults, disk_notes, notes
 from stoker.config.document import dotted
 from stoker.config.load import docs_dir, refuse
+from stoker.config.phase_checks import phase_memory
 from stoker.config.places import existing, nested_through_links
 from stoker.config.schema import Pipeline, Source
 from stoker.config.show import effective_yaml
@@ -75,7 +76,7 @@ def check(pipeline: Pipeline) -> None:
     """
     for warning in checked(pipeline, *address_faults(pipeline)):
         click.echo(f"warning: {warning}")
-    for line in _suites(pipeline)[2]:
+    for line in (*phase_memory(pipeline.train), *_suites(pipeline)[2]):
         click.echo(line)
     click.echo(f"ok: {_summary(pipeline)}")
 
