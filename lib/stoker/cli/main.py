@@ -60,10 +60,7 @@ COMMANDS = {
     "data export": ("stoker.exchange.export:export", "Write shard sets in other trainers' formats."),
     "checkpoint": ("main", "Show checkpoints, write their model, continue a text with it."),
     "checkpoint list": ("runs.checkpoint", "Show each checkpoint of the run."),
-    "checkpoint generate": (
-        "stoker.release.generate:generate",
-        "Continue a text with a checkpoint's model.",
-    ),
+    "checkpoint generate": ("stoker.release.generate:generate", "Continue a text with a checkpoint's model."),
     "checkpoint export": (
         "stoker.release.export_model:export_model",
         "Write a checkpoint's model for Hugging Face transformers.",

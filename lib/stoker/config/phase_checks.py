@@ -33,8 +33,7 @@ def phase_rules(train: Train) -> Iterator[Rule]:
         yield isinstance(micro, int) and now.global_batch % micro, f"{key}.{wrong}", odd
         if phase.rope and (yarn := phase.rope.yarn):
             other = f"{yarn.original_seq_len} is not {train.seq_len}, with which the run began; write that"
-            is_other = yarn.original_seq_len != train.seq_len
-            yield is_other, f"{key}.rope.yarn.original_seq_len", other
+            yield yarn.original_seq_len != train.seq_len, f"{key}.rope.yarn.original_seq_len", other
 
 
 def phase_notes(train: Train) -> Iterator[Rule]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from stoker.cli.model_weights import EQUAL, mean_options, proven_weights
+from stoker.cli.model_weights import mean_options, proven_weights
 from stoker.cli.options import PATH, TEXT, answer, did_you_mean, json_option
 from stoker.cli.worker_jobs import Workers
 from stoker.config.load import examples_dir
@@ -46,9 +46,11 @@ def evaluate(sources: tuple[Path, ...], suite: str, baseline: Path | None, as_js
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UnavailableError("lm_eval is not installed; `pip install 'stoker[eval]'` installs it")
-    samples, *chosen = (how.pop(name) for name in ("samples", "kind", "last", "share"))
-    task = {"suite": str(find_suite(suite)), "margins": None, **how, **_subject(sources, *chosen)}
-    other = None if baseline is None else {**_subject([baseline]), "suite_digest": "", "samples": ""}
+    samples, chosen = how.pop("samples"), {name: how.pop(name) for name in ("kind", "last", "share")}
+    task = {"suite": str(find_suite(suite)), "margins": None, **how, **_subject(sources, **chosen)}
+    other = (
+        None if baseline is None else {**_subject([baseline], kind="raw"), "suite_digest": "", "samples": ""}
+    )
     with tempfile.TemporaryDirectory(prefix="stoker-") as scratch, Workers() as workers:
         kept = str(scratch if samples is None else samples.absolute())
         task |= {"baseline": other, "scratch": scratch, "samples": kept, "samples_bytes": SAMPLES_BYTES}
@@ -69,10 +71,8 @@ def find_suite(name: str) -> Path:
     return file
 
 
-def _subject(
-    sources: Sequence[Path], kind: str = "raw", last: int | None = None, share: str = EQUAL
-) -> dict[str, Any]:
-    with proven_weights(sources, kind=kind, last=last, share=share) as weights:  # the worker holds them again
+def _subject(sources: Sequence[Path], **chosen: Any) -> dict[str, Any]:
+    with proven_weights(sources, **chosen) as weights:  # the worker holds them again
         directory, of = weights.newest.directory.absolute(), str(weights) if weights.about else ""
         return {"checkpoint": str(directory), "digest": weights.digest, "weights": weights.task, "of": of}
 

@@ -88,11 +88,7 @@ def _contents(
         ]
         fields: dict[str, Any] = {"set": key, "source": source and source.path, "place": found.place}
         sets.append(
-            {
-                **fields,
-                "tokens": [low, high],
-                "documents": documents if found.manifest.end_of_text else None,
-            }
+            {**fields, "tokens": [low, high], "documents": documents if found.manifest.end_of_text else None}
         )
         if decode is not None:
             ids += stream.read(low, high).tolist()

@@ -67,9 +67,7 @@ def load(launch: Launch, protocol: Protocol, stop: Stop, sealer: Sealer) -> Trai
         heldout=open_heldout(launch.heldout, launch.dtype) if launch.heldout else None,
         heldouts={one.name: open_heldout(one, launch.dtype) for one in launch.heldouts},
         metrics=MetricsLog(
-            launch.layout.metrics,
-            history=ancestry(timelines, launch.timeline),
-            resume_step=progress.step,
+            launch.layout.metrics, history=ancestry(timelines, launch.timeline), resume_step=progress.step
         ),
         protocol=protocol,
         stop=stop,
@@ -129,10 +127,6 @@ def _with_a_micro_batch_that_fits(
     if launch.micro_batch is not None or "micro_batch" in (launch.numerics or {}):
         return numerics
     fits = fitting(
-        model,
-        numerics.micro_batch,
-        global_batch=launch.global_batch,
-        length=launch.seq_len,
-        compute=compute,
+        model, numerics.micro_batch, global_batch=launch.global_batch, length=launch.seq_len, compute=compute
     )
     return replace(numerics, micro_batch=fits)

@@ -147,10 +147,7 @@ ORIGIN = RunActivity(
     slices=(BEGUN_WITH,),
 )
 HELDOUT = RunActivity(
-    kind="heldout",
-    module="stoker.plan.heldout_worker",
-    task=_heldout_task,
-    on_end=_heldout_copied,
+    kind="heldout", module="stoker.plan.heldout_worker", task=_heldout_task, on_end=_heldout_copied
 )
 
 

@@ -32,10 +32,9 @@ def schedule(pipeline: Pipeline, as_json: bool) -> None:
     train, steps = pipeline.train, whole_run(pipeline)[0]
     body = schedule_body(train.schedule, steps)
     rates = Schedule.parse(body, peak=train.optimizer.lr, horizon=steps)
-    changes = {1, train.schedule.warmup_steps, body.get("decay_begins", steps)}
-    changes |= {one.start + 1 for one in train.settings} | {
-        steps * part // BETWEEN for part in range(BETWEEN + 1)
-    }
+    begun = (one.start + 1 for one in train.settings)
+    changes = {1, train.schedule.warmup_steps, body.get("decay_begins", steps), *begun}
+    changes |= {steps * part // BETWEEN for part in range(BETWEEN + 1)}
     rows = []
     for step in sorted(step for step in changes if 1 <= step <= steps):
         now, tokens = train.at(step - 1), train.tokens_of(0, step)

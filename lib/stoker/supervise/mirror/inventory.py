@@ -84,10 +84,7 @@ class Checkpoints:
 
     def handed_over(self) -> dict[str, Any]:
         """Returns what this process's next image takes for proven and spares."""
-        return {
-            "proven": {name: one.digest for name, one in self._proven.items()},
-            "kept": sorted(self.kept),
-        }
+        return {"proven": {name: one.digest for name, one in self._proven.items()}, "kept": sorted(self.kept)}
 
     def adopt(self, body: Mapping[str, Any]) -> None:
         """Takes over the proofs of this process's image before, of checkpoints that are still the same."""
