@@ -538,7 +538,7 @@ FAULTS = [
     ),
     Found(
         overtake_what_is_cold,
-        "an epoch ends without a set that was there|a set was overtaken",
+        "an epoch ends without a set that was there|a set was overtaken|an epoch is closed too early",
         [0, 0, 0, 0],
         turns=4,
         then=rot_what_the_next_epoch_needs,
