@@ -40,6 +40,7 @@ if any("train_supervisor" in word for word in sys.orig_argv):
         setattr(EvaluationBooks, name, instead)
     dies("before", "add", lambda books: True)
     dies("between", "_carry_out", lambda books: books._promoting is not None)
+    dies("held", "add", lambda books: books._run.store.begun.held)
     dies("after", "shown", lambda books: books._run.layout.promoted.exists())
 """
 # In the process that WHOSE names: a kill -9 at the NTH write below the state, once; counted from the first
@@ -170,6 +171,26 @@ def test_between_launches_the_better_is_promoted_and_kept_and_the_worse_pauses_a
     )
     ends, _ = read_ends(run.run.runs)
     assert sum(one.seconds.get("evaluation", 0.0) for one in ends) > 0
+
+
+def test_a_regression_holds_the_run_whatever_is_killed_before_its_line_is_written(
+    make: Make, site: Path, shard_sets: Path
+) -> None:
+    run = make(
+        shard_sets,
+        {"heldout": {"40": "worse"}, "smoke": {}},
+        **{name: {"every_steps": 20, "where": "between"} for name in ("heldout", "smoke")},
+        promote={**PROMOTE, "on_regression": "pause"},
+    )
+    (site / "held").touch()
+    assert run.once().returncode == -signal.SIGKILL
+    assert [one[1] for one in lines(run)] == [20, 20]
+    for written in (0, 1):  # resumed too early, it is evaluated again, and held once more
+        assert run.once().returncode == 75, "paused"
+        assert [one[:2] for one in lines(run)].count(("heldout", 40)) == written
+        assert exit_code(["resume", str(run.data.file)]) == 0
+    assert run.once().returncode == 0
+    assert [event["step"] for event in run.events("run_paused")] == [40, 40]
 
 
 def test_an_evaluation_that_fails_is_recorded_and_not_tried_again_and_one_short_of_memory_once_more(

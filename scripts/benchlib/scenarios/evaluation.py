@@ -9,17 +9,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from benchlib.runner import Bar, Measures, Scenario, Series
-from benchlib.scenarios.release_bundle import seal
+from benchlib.scenarios.release_bundle import made_up, seal
 from stoker.checkpoints.format import BODY
 from stoker.cli.model_weights import held_weights
 from stoker.cli.transformers_model import write_model
 from stoker.config.load import examples_dir
 from stoker.store.direct import hash_file
 from stoker.training.model.shape import Shape
-from stoker.training.model.transformer import Model
 
 SHAPE = Shape(8192, 512, 6, 384, 6, 6, 1024, 10000.0, 1e-5, True)  # 14 M parameters, 22 % of them the head
 HEARD = "import sys, time, torch; torch.set_num_threads(1); model, suite = sys.argv[1:]\n"
@@ -103,11 +100,7 @@ class EvaluationScenario(Scenario):
     repeats = 3
 
     def prepare(self, directory: Path) -> None:
-        rng = np.random.default_rng(1)
-        model = {
-            name: 0.02 * rng.standard_normal(tuple(parameter.shape), np.float32)
-            for name, parameter in Model(SHAPE).named_parameters()
-        }
+        model = {name: 0.02 * values for name, values in made_up(SHAPE).items()}
         self._weights = sum(values.nbytes for values in model.values())
         self._suite = str(examples_dir() / "suites/heldout.yaml")
         seal(directory / "run", model, shape=SHAPE)

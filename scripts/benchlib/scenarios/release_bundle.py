@@ -44,11 +44,7 @@ class BundleScenario(Scenario):
     repeats = 3
 
     def prepare(self, directory: Path) -> None:
-        rng = np.random.default_rng(1)
-        model = {
-            name: rng.standard_normal(tuple(parameter.shape), np.float32)
-            for name, parameter in Model(SHAPE).named_parameters()
-        }
+        model = made_up(SHAPE)
         for place, states in (("model", 0), ("state", 2)):
             seal(directory / place, model, states)
 
@@ -97,6 +93,15 @@ def _run(*words: object) -> float:
     if done.returncode:
         raise RuntimeError(done.stderr)
     return 1024.0 * int(done.stdout.split()[-1])
+
+
+def made_up(shape: Shape) -> dict[str, np.ndarray]:
+    """Returns random parameters of a model, the same each time, by name."""
+    rng = np.random.default_rng(1)
+    return {
+        name: rng.standard_normal(tuple(parameter.shape), np.float32)
+        for name, parameter in Model(shape).named_parameters()
+    }
 
 
 def seal(

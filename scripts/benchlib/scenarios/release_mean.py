@@ -10,11 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from benchlib.runner import Bar, Measures, Scenario, Series
-from benchlib.scenarios.release_bundle import SHAPE, seal
-from stoker.training.model.transformer import Model
+from benchlib.scenarios.release_bundle import SHAPE, made_up, seal
 
 CHECKPOINTS, MB = 5, 10**6
 # The command; the seconds are those of the mean alone, from the first byte that is read of weights which are
@@ -45,11 +42,7 @@ class MeanScenario(Scenario):
     repeats = 3
 
     def prepare(self, directory: Path) -> None:
-        rng = np.random.default_rng(1)
-        model = {
-            name: rng.standard_normal(tuple(parameter.shape), np.float32)
-            for name, parameter in Model(SHAPE).named_parameters()
-        }
+        model = made_up(SHAPE)
         for step in range(1, CHECKPOINTS + 1):
             seal(directory / "checkpoints", {name: step * each for name, each in model.items()}, step=step)
 

@@ -132,7 +132,7 @@ def _note(run: Run, of: Checkpoint, found: Mapping[str, Any]) -> None:
         run.events.record("evaluation_failed", level="info", **about, message=GONE)
         return
     than, (body, worse) = run.promoted().get("step"), BOOKS.of(run).judge(of, found)
-    if worse:  # before the line: after a kill in between it is evaluated again, and held already
+    if worse:  # before the line: after a kill in between it is evaluated again, and held twice
         _hold(run, f"step {of.step} is worse than the promoted step {than}: {', '.join(worse)}")
     BOOKS.of(run).add(body)
     run.timings.evaluation.observe(found["seconds"])
