@@ -25,6 +25,12 @@ PHASES = [  # of a run, its phases, what is told of them
         "{name: a, from: 9}, {name: b, from: decay}",
         "train.phases[1].from: begins after step 8",
     ),
+    ("steps: 10", "{name: a, form: 4}", "train.phases[0].form: unknown key; did you mean 'from'?"),
+    (
+        "steps: 10",
+        f"{{name: a, from: 4, rope: {{{YARN}: 2048, beta_fast: 1}}}}}}",
+        "train.phases[0].rope.yarn: beta_fast must be above beta_slow",
+    ),
     (
         "steps: 10",
         "{name: a, from: 4, micro_batch: 7}",

@@ -61,7 +61,7 @@ def every_key(section: type[BaseModel] = Pipeline, at: KeyPath = ()) -> list[Key
 def unknown_key(path: KeyPath, root: type[BaseModel] = Pipeline) -> tuple[str, KeyPath | None]:
     """Returns the error text for an unknown key, and the path that was probably meant."""
     section = section_at(path[:-1], root)
-    known = list(section.model_fields) if section else []
+    known = [field.alias or name for name, field in section.model_fields.items()] if section else []
     word = str(path[-1])
     if instead := FORMER.get(dotted(path)):
         return f"is no key any more: {instead}; remove it", None

@@ -37,6 +37,12 @@ class Yarn(Section):
     beta_slow: PositiveNumber = 1.0  # turns, below which it is interpolated whole
     attention_factor: PositiveNumber | None = None  # of cos and sin; None: 0.1 ln(factor) + 1
 
+    @model_validator(mode="after")
+    def _ramps_down(self) -> Yarn:
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError("beta_fast must be above beta_slow: many turns are fast; lower beta_slow")
+        return self
+
 
 class Rope(Section):
     """Rotary positions of another base or range than the run began with."""
