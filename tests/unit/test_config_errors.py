@@ -25,6 +25,12 @@ PHASES = [  # of a run, its phases, what is told of them
         "{name: a, from: 9}, {name: b, from: decay}",
         "train.phases[1].from: begins after step 8",
     ),
+    ("steps: 10", "{name: a, from: 0}", "train.phases[0].from: must be decay, or 1 or more"),
+    (
+        "steps: 10",
+        f"{{name: a, from: 4, rope: {{theta: 5e5, {YARN}: 2048}}}}}}",
+        "train.phases[0].rope: takes theta or yarn; write one of the two",
+    ),
     ("steps: 10", "{name: a, form: 4}", "train.phases[0].form: unknown key; did you mean 'from'?"),
     (
         "steps: 10",
